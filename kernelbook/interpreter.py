@@ -1,0 +1,2 @@
+def install():
+    """Placeholder until the interpreter is built."""
