@@ -35,31 +35,26 @@ KIB, MIB = 1024, 1024 * 1024
 
 def _machine(name, capability, sms, tb_s, tflops, l2_mib, sm_kib, block_kib, **more) -> Machine:
     rates = {dtype: rate * 1e12 for dtype, rate in tflops.items()}
-    return Machine(
-        name,
-        capability,
-        sms,
-        tb_s * 1e12,
-        rates,
-        l2_mib * MIB,
-        sm_kib * KIB,
-        block_kib * KIB,
-        **more,
-    )
+    memory = (l2_mib * MIB, sm_kib * KIB, block_kib * KIB)
+    return Machine(name, capability, sms, tb_s * 1e12, rates, *memory, **more)
 
 
+HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "fp32": 67}
+AMPERE = {"bf16": 312, "fp16": 312, "fp32": 19.5}
+ADA = {"bf16": 121, "fp16": 121, "fp8": 242, "fp32": 30.3}
+TURING = {"fp16": 65, "fp32": 8.1}
+
+#   name, capability, SMs, HBM TB/s, TFLOP/s, L2 MiB, shared KiB an SM, shared KiB a block
 MACHINES = {
     machine.name: machine
     for machine in [
-        _machine("H200", (9, 0), 132, 4.8, {"bf16": 989, "fp16": 989, "fp8": 1979, "fp32": 67}, 60, 228, 227),
-        _machine("H100", (9, 0), 132, 3.35, {"bf16": 989, "fp16": 989, "fp8": 1979, "fp32": 67}, 50, 228, 227),
-        _machine("A100", (8, 0), 108, 2.039, {"bf16": 312, "fp16": 312, "fp32": 19.5}, 40, 164, 163),
-        _machine("L4", (8, 9), 58, 0.3, {"bf16": 121, "fp16": 121, "fp8": 242, "fp32": 30.3}, 48, 100, 99,
-                 threads_per_sm=1536, blocks_per_sm=24),
-        _machine("T4", (7, 5), 40, 0.32, {"fp16": 65, "fp32": 8.1}, 4, 64, 64,
-                 threads_per_sm=1024, blocks_per_sm=16),
+        _machine("H200", (9, 0), 132, 4.8, HOPPER, 60, 228, 227),
+        _machine("H100", (9, 0), 132, 3.35, HOPPER, 50, 228, 227),
+        _machine("A100", (8, 0), 108, 2.039, AMPERE, 40, 164, 163),
+        _machine("L4", (8, 9), 58, 0.3, ADA, 48, 100, 99, threads_per_sm=1536, blocks_per_sm=24),
+        _machine("T4", (7, 5), 40, 0.32, TURING, 4, 64, 64, threads_per_sm=1024, blocks_per_sm=16),
     ]
-}  # fmt: skip
+}
 
 _SHORT = {
     torch.bfloat16: "bf16",
