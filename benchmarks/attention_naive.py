@@ -1,0 +1,113 @@
+"""Naive attention's three kernels, one by one, for prefill [n, n] and decode [1, n], and a trace.
+
+The trace (a Chrome trace of a few calls) goes to data/traces/, for the timeline of chapter 02.
+"""
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from kernelbook import backend, timing
+from kernelbook.kernels import attention_naive as naive
+
+TRACE = Path(__file__).resolve().parents[1] / "data" / "traces" / "attention_naive.json.gz"
+DTYPE = torch.bfloat16
+PREFILL = {"batch": 2, "query_heads": 16, "kv_heads": 16, "head_dim": 128}
+DECODE = {"batch": 1, "query_heads": 32, "kv_heads": 8, "head_dim": 128}
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+def inputs(sizes: dict, queries: int, keys: int):
+    """Random q, k, v, and memory for the scores and the output."""
+    batch, heads, kv_heads, head_dim = sizes.values()
+
+    def random(*shape):
+        return torch.randn(*shape, device="cuda", dtype=DTYPE)
+
+    q = random(batch, heads, queries, head_dim)
+    k, v = (random(batch, kv_heads, keys, head_dim) for _ in range(2))
+    return q, k, v, q.new_empty(batch, heads, queries, keys), torch.empty_like(q)
+
+
+def steps(q, k, v, scores, out) -> dict:
+    """The three kernels, and the whole call, each as a function of nothing."""
+    softmax_input = (
+        scores.normal_()
+    )  # softmax in place again and again: uniform in the end, as fast
+    return {
+        "scores_kernel": lambda: naive.write_scores(q, k, scores, False, q.shape[-1] ** -0.5),
+        "softmax_kernel": lambda: naive.softmax_rows(scores),
+        "values_kernel": lambda: naive.weigh_values(scores, v, out),
+        "whole": lambda: naive.attention_naive(q, k, v, out=out),
+    }
+
+
+def measure(writer, sizes: dict, queries: int, keys: int, graph: bool) -> None:
+    """Rows of one shape: each kernel, the whole, and PyTorch's operations (up to 4 copies)."""
+    copies = 5 * sizes["batch"] * sizes["query_heads"] * queries * keys * DTYPE.itemsize
+    if copies > torch.cuda.mem_get_info()[0]:
+        print(f"attention_naive: {queries} x {keys} skipped, memory is short")
+        return
+    tensors = inputs(sizes, queries, keys)
+    calls = steps(*tensors)
+    calls["pytorch"] = lambda: naive.reference(*tensors[:3])
+    shape = {**sizes, "queries": queries, "keys": keys}
+    batch, heads, kv_heads, head_dim = sizes.values()
+    works = naive.work_by_kernel(batch, heads, kv_heads, queries, keys, head_dim, DTYPE)
+    whole = naive.work(batch, heads, kv_heads, queries, keys, head_dim, DTYPE)
+    for variant, found in timing.side_by_side(calls, graph=graph).items():
+        work = works.get(variant, whole)
+        print(f"{queries:6} x {keys:6} {variant:15} {found.median_us:12,.1f} us")
+        writer.add(
+            op="attention_naive",
+            variant=variant,
+            peer=variant == "pytorch",
+            shape=shape,
+            dtype="bf16",
+            timing=found,
+            work=work,
+        )
+
+
+def trace(n: int = 4096, calls: int = 3) -> None:
+    """Record a few calls as the profiler sees them."""
+    q, k, v, *_ = inputs(PREFILL, n, n)
+    for _ in range(3):
+        naive.attention_naive(q, k, v)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(calls):
+            naive.attention_naive(q, k, v)
+        torch.cuda.synchronize()
+    save(profiler)
+
+
+def save(profiler) -> None:
+    """Keep what ran on the GPU and what launched it, and nothing about this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kinds = {"kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"}
+    kept = [event for event in events if event.get("cat") in kinds]
+    TRACE.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.GzipFile(TRACE, "wb", mtime=0) as file:
+        file.write(json.dumps({"traceEvents": kept}).encode())
+
+
+def run(writer) -> None:
+    """Prefill and decode shapes, then the trace; without a GPU nothing."""
+    if not backend.GPU:
+        print("attention_naive: skipped, no GPU")
+        return
+    for n in LENGTHS:
+        measure(writer, PREFILL, n, n, graph=n <= 1024)
+        torch.cuda.empty_cache()
+    for n in (1024, 4096, 16384, 65536):
+        measure(writer, DECODE, 1, n, graph=True)
+        torch.cuda.empty_cache()
+    trace()
