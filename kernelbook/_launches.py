@@ -91,8 +91,6 @@ class Launch:
 def record_launch(kernel, grid, args: tuple, kwargs: dict, autotuned=False) -> Launch:
     """The `Launch` of `kernel[grid](*args, **kwargs)`, specialized by Triton's own rules."""
     jitted, binder = _binder(kernel)
-    for name in ("debug", "instrumentation_mode"):
-        kwargs.pop(name, None)
     bound, specialization, options = binder(*args, **kwargs)
     names = [parameter.name for parameter in jitted.params]
     types_ = [kind for kind, _ in specialization]
@@ -107,11 +105,10 @@ def record_launch(kernel, grid, args: tuple, kwargs: dict, autotuned=False) -> L
         path: BaseBackend.parse_attr(get_iterable_path(hints, path))
         for path in find_paths_if(hints, lambda _, hint: isinstance(hint, str))
     }
-    grid = tuple(int(n) for n in (grid(bound) if callable(grid) else grid))
     return Launch(
         kernel=jitted.fn.__name__,
         fn=jitted.fn,
-        grid=grid + (1,) * (3 - len(grid)),
+        grid=resolve_grid(grid, bound),
         signature=dict(zip(names, types_, strict=True)),
         constexprs=constexprs,
         attrs={path: attr for path, attr in attrs.items() if attr},
@@ -119,6 +116,21 @@ def record_launch(kernel, grid, args: tuple, kwargs: dict, autotuned=False) -> L
         jit_options=jit_options(kernel),
         autotuned=autotuned,
     )
+
+
+def bind(kernel, args: tuple, kwargs: dict):
+    """(name -> value, Triton's type of each, other options) of a call, defaults filled in."""
+    _, binder = _binder(kernel)
+    bound, specialization, options = binder(*args, **kwargs)
+    return bound, [kind for kind, _ in specialization], options
+
+
+def resolve_grid(grid, bound: dict) -> tuple[int, int, int]:
+    """The grid, which may be a function of the arguments, as three integers."""
+    grid = tuple(int(n) for n in (grid(bound) if callable(grid) else grid))
+    if not 1 <= len(grid) <= 3:
+        raise ValueError(f"a grid has 1 to 3 dimensions, got {grid}")
+    return grid + (1,) * (3 - len(grid))
 
 
 def jit_options(kernel) -> dict:
