@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from pathlib import Path
 
 from kernelbook.course.chapters import ROOT, environment
 
@@ -23,11 +24,13 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def command(port: int, *options: str) -> list[str]:
+def command(port: int, *options: str, root: Path = ROOT) -> list[str]:
     """The command that serves the course: chapter 00 in front, no news and no update questions."""
-    line = [sys.executable, "-m", "jupyterlab", START, f"--ServerApp.root_dir={ROOT}"]
+    line = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}"]
+    line.append(f"--LabApp.default_url=/lab/tree/{START}")
     line += [f"--port={port}", "--LabApp.news_url=None", "--log-level=WARN"]
-    line += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    line.append("--KernelManager.transport_encryption=auto")  # without, each kernel warns
+    line.append("--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate")
     if os.geteuid() == 0:
         line.append("--allow-root")
     if not has_display():
@@ -37,10 +40,7 @@ def command(port: int, *options: str) -> list[str]:
 
 def main() -> None:
     port = free_port()
-    print(
-        f"JupyterLab starts on port {port}; open the link it prints, stop it with Ctrl-C",
-        flush=True,
-    )
+    print("JupyterLab starts: open the link below, end it with Ctrl-C", flush=True)
     line = command(port, *sys.argv[1:])
     os.execve(line[0], line, environment())
 

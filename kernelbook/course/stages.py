@@ -44,7 +44,7 @@ class Stage:
 
 
 def environment() -> dict:
-    """The virtual environment's programs first; one thread a process, as tests run two at a time."""
+    """This environment's programs first; one thread a process, as tests run two at a time."""
     path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return os.environ | threads | {"PATH": path}
