@@ -29,18 +29,36 @@ def inputs(sizes: dict, queries: int, keys: int):
 
     q = random(batch, heads, queries, head_dim)
     k, v = (random(batch, kv_heads, keys, head_dim) for _ in range(2))
-    return q, k, v, q.new_empty(batch, heads, queries, keys), torch.empty_like(q)
+    return q, k, v, random(batch, heads, queries, keys), torch.empty_like(q)
 
 
-def steps(q, k, v, scores, out) -> dict:
-    """The three kernels, and the whole call, each as a function of nothing."""
-    scores.normal_()
-    return {
-        "scores_kernel": lambda: naive.write_scores(q, k, scores, False, q.shape[-1] ** -0.5),
-        "softmax_kernel": lambda: naive.softmax_rows(scores),
-        "values_kernel": lambda: naive.weigh_values(scores, v, out),
-        "whole": lambda: naive.attention_naive(q, k, v, out=out),
-    }
+def scores(q, k, v, scores, out):
+    naive.write_scores(q, k, scores, False, q.shape[-1] ** -0.5)
+
+
+def softmax(q, k, v, scores, out):
+    naive.softmax_rows(scores)
+
+
+def values(q, k, v, scores, out):
+    naive.weigh_values(scores, v, out)
+
+
+def whole(q, k, v, scores, out):
+    naive.attention_naive(q, k, v, out=out)
+
+
+def pytorch(q, k, v, scores, out):
+    naive.reference(q, k, v)
+
+
+CALLS = {
+    "scores_kernel": scores,
+    "softmax_kernel": softmax,
+    "values_kernel": values,
+    "whole": whole,
+    "pytorch": pytorch,
+}
 
 
 def measure(writer, sizes: dict, queries: int, keys: int, graph: bool) -> None:
@@ -49,24 +67,25 @@ def measure(writer, sizes: dict, queries: int, keys: int, graph: bool) -> None:
     if copies > torch.cuda.mem_get_info()[0]:
         print(f"attention_naive: {queries} x {keys} skipped, memory is short")
         return
-    tensors = inputs(sizes, queries, keys)
-    calls = steps(*tensors)
-    calls["pytorch"] = lambda: naive.reference(*tensors[:3])
-    shape = {**sizes, "queries": queries, "keys": keys}
     batch, heads, kv_heads, head_dim = sizes.values()
     works = naive.work_by_kernel(batch, heads, kv_heads, queries, keys, head_dim, DTYPE)
-    whole = naive.work(batch, heads, kv_heads, queries, keys, head_dim, DTYPE)
-    for variant, found in timing.side_by_side(calls, graph=graph).items():
-        work = works.get(variant, whole)
+    total = naive.work(batch, heads, kv_heads, queries, keys, head_dim, DTYPE)
+    tensors = inputs(sizes, queries, keys)
+    sets = timing.Rotation([tensors])
+    if graph:  # other inputs at each call, or the L2 would hold them
+        own = sum(tensor.nbytes for tensor in tensors)
+        sets = timing.rotate(lambda: inputs(sizes, queries, keys), bytes_each=own)
+    calls = {name: sets.bind(call) for name, call in CALLS.items()}
+    for variant, found in timing.side_by_side(calls, graph=graph, min_ms=40).items():
         print(f"{queries:6} x {keys:6} {variant:15} {found.median_us:12,.1f} us")
         writer.add(
             op="attention_naive",
             variant=variant,
             peer=variant == "pytorch",
-            shape=shape,
+            shape={**sizes, "queries": queries, "keys": keys},
             dtype="bf16",
             timing=found,
-            work=work,
+            work=works.get(variant, total),
         )
 
 

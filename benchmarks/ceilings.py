@@ -1,7 +1,6 @@
 """This machine's ceilings: copy bandwidth, bf16 matrix products, cost of a launch and a sync."""
 
-import statistics
-import time
+from time import perf_counter
 
 import torch
 
@@ -10,27 +9,7 @@ from kernelbook.kernels import matmul
 from kernelbook.kernels.copy import copy_kernel
 from kernelbook.work import Work
 
-CALLS = 200  # fewer than the queue of launches holds: the host never waits for the GPU
-NODES = 1000
-
-
-def host_timing(fn, calls: int = CALLS, repeats: int = 25) -> timing.Timing:
-    """Host time of one call, in µs: `calls` of them in a row, nothing waited for in between."""
-    samples = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        samples.append((time.perf_counter() - start) / calls * 1e6)
-    torch.cuda.synchronize()
-    return as_timing(samples)
-
-
-def as_timing(samples: list[float]) -> timing.Timing:
-    """Median and p10..p90 of samples in µs."""
-    tenths = statistics.quantiles(samples, n=10)
-    return timing.Timing(statistics.median(samples), tenths[0], tenths[-1], len(samples))
+NODES = 1000  # kernels in the graph that shows what one costs
 
 
 def sync_timing(repeats: int = 200) -> timing.Timing:
@@ -38,30 +17,10 @@ def sync_timing(repeats: int = 200) -> timing.Timing:
     samples = []
     for _ in range(repeats):
         torch.cuda.synchronize()
-        start = time.perf_counter()
+        began = perf_counter()
         torch.cuda.synchronize()
-        samples.append((time.perf_counter() - start) * 1e6)
-    return as_timing(samples)
-
-
-def graph_timing(fn, replays: int = 25) -> timing.Timing:
-    """Time of one kernel among NODES in a graph, start to start, in µs."""
-    fn()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(NODES):
-            fn()
-    graph.replay()
-    samples = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) / NODES * 1e3)
-    return as_timing(samples)
+        samples.append((perf_counter() - began) * 1e6)
+    return timing.Timing.of(samples, "host")
 
 
 def bandwidth(writer) -> None:
@@ -92,13 +51,11 @@ def launches(writer) -> None:
     def eager():
         x.add_(1)
 
-    for fn in (triton, eager):
-        for _ in range(20):  # compile, load
-            fn()
     work = Work(0, 4, 4)
-    add(writer, "launch_eager", host_timing(eager), "fp32", work)
-    add(writer, "launch_triton", host_timing(triton), "fp32", work)
-    add(writer, "launch_graph", graph_timing(eager), "fp32", work)
+    add(writer, "launch_eager", timing.host_us(eager), "fp32", work)
+    add(writer, "launch_triton", timing.host_us(triton), "fp32", work)
+    replayed = timing.measure(eager, graph=True, calls=NODES)
+    add(writer, "launch_graph", replayed, "fp32", work)
     add(writer, "sync", sync_timing(), "fp32", Work(0, 0, 0))
 
 
