@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelbook import tables
+
 OUTCOMES = ("true", "false", "depends")
 
 CHANGES = {
@@ -144,17 +146,8 @@ def _ratio(before: int | None, after: int | None) -> str:
 
 def wastes_table(before, after, names=("before", "after")) -> str:
     """The four wastes of two `meter.Counts` side by side, as plain text."""
-    header = ("waste", "counted as", *names, "change")
-    rows = [header]
+    rows = []
     for waste, unit, pick in _WASTES:
         b, a = pick(before), pick(after)
-        cells = ["-" if value is None else f"{value:,}" for value in (b, a)]
-        rows.append((waste, unit, *cells, _ratio(b, a)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-
-    def line(row):
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        return "  ".join(left + right).rstrip()
-
-    return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, rows[1:])])
+        rows.append([waste, unit, b, a, _ratio(b, a)])
+    return tables.plain(["waste", "counted as", *names, "change"], rows, left=2)

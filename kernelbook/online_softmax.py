@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernelbook import tables
+
 
 @dataclass(frozen=True)
 class Step:
@@ -63,15 +65,13 @@ def softmax_steps(
 def softmax_table(steps: Sequence[Step]) -> str:
     """The steps as plain text, three decimals."""
     with_values = steps[0].acc is not None
-    header = ["scores", "block", "max m", "rescale", "sum l"] + ["acc"] * with_values
-    rows = [header]
+    rows = []
     for step in steps:
         last = step.start + len(step.block) - 1
         numbers = [step.maximum, step.rescale, step.total] + [step.acc] * with_values
         block = " ".join(f"{score:g}" for score in step.block)
         rows.append([f"{step.start}..{last}", block, *(f"{number:.3f}" for number in numbers)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    if with_values:
-        lines.append(f"out = acc / l = {steps[-1].acc / steps[-1].total:.3f}")
-    return "\n".join(lines)
+    header = ["scores", "block", "max m", "rescale", "sum l"] + ["acc"] * with_values
+    table = tables.plain(header, rows, left=2)
+    out = f"\nout = acc / l = {steps[-1].acc / steps[-1].total:.3f}" if with_values else ""
+    return table + out

@@ -53,8 +53,9 @@ def test_table_names_every_state():
     table = explorers.softmax_table(explorers.softmax_steps([0, 1, 2], 2, [1, 1, 1]))
     assert table.splitlines() == [
         "scores  block  max m  rescale  sum l    acc",
-        "  0..1    0 1  1.000    0.000  1.368  1.368",
-        "  2..2      2  2.000    0.368  1.503  1.503",
+        "------  -----  -----  -------  -----  -----",
+        "0..1    0 1    1.000    0.000  1.368  1.368",
+        "2..2    2      2.000    0.368  1.503  1.503",
         "out = acc / l = 1.000",
     ]
 
