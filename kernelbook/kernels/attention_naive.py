@@ -295,7 +295,7 @@ def weigh_values(probabilities, v, out) -> None:
         BLOCK_N=max(16, min(most, triton.next_power_of_2(keys))),
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         num_warps=8 if block_m == 128 or head_dim > 128 else 4,
-        num_stages=2,
+        num_stages=3 if most == 64 and head_dim <= 128 else 2,  # 96 KiB at most
     )
 
 
