@@ -1,0 +1,35 @@
+"""A small Llama in plain PyTorch: the model whose wastes every chapter removes."""
+
+from kernelbook.model.attention import plain_attention, sdpa_attention
+from kernelbook.model.cache import KVCache
+from kernelbook.model.compare import half_precision, swapped_text, text_unchanged
+from kernelbook.model.config import LlamaConfig
+from kernelbook.model.generation import generate
+from kernelbook.model.llama import Functions, Llama, rms_norm, swiglu
+from kernelbook.model.loader import load
+from kernelbook.model.presets import preset, random_model
+from kernelbook.model.tiny import bits_per_byte, held_out_text, tiny
+from kernelbook.model.tokenizer import encode, load_tokenizer
+
+__all__ = [
+    "Functions",
+    "KVCache",
+    "Llama",
+    "LlamaConfig",
+    "bits_per_byte",
+    "encode",
+    "generate",
+    "half_precision",
+    "held_out_text",
+    "load",
+    "load_tokenizer",
+    "plain_attention",
+    "preset",
+    "random_model",
+    "rms_norm",
+    "sdpa_attention",
+    "swapped_text",
+    "swiglu",
+    "text_unchanged",
+    "tiny",
+]
