@@ -125,8 +125,7 @@ _WASTES = (
     ("trips to HBM", "bytes read", lambda counts: counts.read),
     ("", "bytes written", lambda counts: counts.written),
     ("idle SMs", "fewest programs in a launch", _fewest_programs),
-    ("launches", "Triton kernels", lambda counts: counts.launches),
-    ("", "PyTorch operations", lambda counts: len(counts.operations)),
+    ("launches", "kernels and operations", lambda counts: counts.launches + len(counts.operations)),
     ("waits", "CPU waits for the GPU", lambda counts: counts.waits_count),
     ("(no waste)", "FLOPs as issued", lambda counts: counts.flops),
 )

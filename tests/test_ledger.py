@@ -81,5 +81,6 @@ def test_wastes_side_by_side():
     assert table["bytes written"] == ["64", "0", "all", "gone"]
     assert table["fewest programs in a launch"] == ["-", "8"]
     assert table["FLOPs as issued"] == ["5", "10", "2.0x", "more"]
-    assert table["Triton kernels"] == ["0", "1", "new"]
+    assert table["kernels and operations"] == ["2", "1", "2.0x", "less"]
+    assert table["CPU waits for the GPU"] == ["1", "0", "all", "gone"]
     assert lines[0].split() == ["waste", "counted", "as", "naive", "tiled", "change"]
