@@ -17,19 +17,25 @@ from kernelbook._access import Running, computed, multiplied, touch
 from kernelbook._lowfloat import FORMATS, decode, encode, round_to
 
 _np_dtype = insides._get_np_dtype
+_np_dtypes = {name: np.dtype(np.float32) for name in FORMATS}
+POINTER = np.dtype(np.uint64)
 _fits = insides._validate_np_data_size
 _original = {name: getattr(InterpreterBuilder, name) for name in dir(InterpreterBuilder)}
 
 
 def format_of(dtype):
     """The narrow float format of a Triton type, or None. Pointers have none."""
-    scalar = dtype.scalar
-    return None if scalar.is_ptr() else FORMATS.get(scalar.name)
+    return FORMATS.get(dtype.scalar.name)
 
 
 def numpy_dtype(dtype) -> np.dtype:
     """The numpy dtype values of a Triton type are held in: fp32 for bf16 and fp8."""
-    return np.dtype(np.float32) if format_of(dtype) else _np_dtype(dtype)
+    scalar = dtype.scalar
+    if scalar.is_ptr():
+        return POINTER
+    if scalar.name not in _np_dtypes:
+        _np_dtypes[scalar.name] = _np_dtype(scalar)
+    return _np_dtypes[scalar.name]
 
 
 def fits(array, dtype) -> bool:
@@ -248,15 +254,20 @@ def carrying_origin(method):
 
     def carried(self, *args, **kwargs):
         result = method(self, *args, **kwargs)
-        handles = [arg for arg in args if isinstance(arg, TensorHandle)]
-        pointers = [h for h in handles if h.origin is not None or h.dtype.scalar.is_ptr()]
-        origins = {id(pointer.origin): pointer.origin for pointer in pointers}
-        if len(origins) == 1:
+        origins = [arg.origin for arg in args if type(arg) is TensorHandle and arg.origin]
+        if origins and _one_origin(args):
             for handle in result if isinstance(result, tuple) else (result,):
-                handle.origin = next(iter(origins.values()))
+                handle.origin = origins[0]
         return result
 
     return carried
+
+
+def _one_origin(args) -> bool:
+    """Whether all pointers among the arguments come from one tensor (a tl.where may mix two)."""
+    handles = [arg for arg in args if isinstance(arg, TensorHandle)]
+    pointers = [h for h in handles if h.origin or h.dtype.scalar.is_ptr()]
+    return len({id(pointer.origin) for pointer in pointers}) == 1
 
 
 def materializing(method):
@@ -301,6 +312,7 @@ def reduced_to_tensor(self, result, dtype):
 def install() -> None:
     """Put the functions of this file in the place of Triton's."""
     TensorHandle.origin = None
+    TensorHandle.__post_init__ = lambda self: None  # it checks sizes that fp32 for bf16 exceeds
     insides._get_np_dtype, insides._validate_np_data_size = numpy_dtype, fits
     for name, function in globals().items():
         if name in _original or name in ("get_bf16",):

@@ -113,6 +113,11 @@ def _run_interpreted(self, *args, grid, warmup=False, **kwargs):
 def _run_jitted(self, *args, grid, warmup=False, **kwargs):
     if _captures or _interpreted(args, kwargs):
         return _run_interpreted(self, *args, grid=grid, warmup=warmup, **kwargs)
+    if _observers:
+        raise ValueError(
+            f"kernel {self.fn.__name__} got tensors of another device than the CPU, so that nobody "
+            "can observe it: pass tensors as arguments of meter.count, not through a closure"
+        )
     return _compiled[JITFunction](self, *args, grid=grid, warmup=warmup, **kwargs)
 
 
