@@ -3,14 +3,11 @@
 The trace (a Chrome trace of a few calls) goes to data/traces/, for the timeline of chapter 02.
 """
 
-import gzip
-import json
-import tempfile
 from pathlib import Path
 
 import torch
 
-from kernelbook import backend, timing
+from kernelbook import backend, timeline, timing
 from kernelbook.kernels import attention_naive as naive
 
 TRACE = Path(__file__).resolve().parents[1] / "data" / "traces" / "attention_naive.json.gz"
@@ -89,31 +86,11 @@ def measure(writer, sizes: dict, queries: int, keys: int, graph: bool) -> None:
         )
 
 
-def trace(n: int = 4096, calls: int = 3) -> None:
-    """Record a few calls as the profiler sees them."""
-    q, k, v, *_ = inputs(PREFILL, n, n)
-    for _ in range(3):
-        naive.attention_naive(q, k, v)
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(calls):
-            naive.attention_naive(q, k, v)
-        torch.cuda.synchronize()
-    save(profiler)
-
-
-def save(profiler) -> None:
-    """Keep what ran on the GPU and what launched it, and nothing about this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    kinds = {"kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"}
-    kept = [event for event in events if event.get("cat") in kinds]
+def trace(n: int = 4096) -> None:
+    """Save what the profiler saw of three calls."""
+    tensors = inputs(PREFILL, n, n)
     TRACE.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.GzipFile(TRACE, "wb", mtime=0) as file:
-        file.write(json.dumps({"traceEvents": kept}).encode())
+    timeline.profile(lambda: whole(*tensors), calls=3).save(TRACE)
 
 
 def run(writer) -> None:

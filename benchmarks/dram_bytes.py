@@ -1,6 +1,6 @@
 """Counted bytes beside the hardware's counters: is `work` what DRAM moves, and when not, why?
 
-Runs `dram_driver` under Nsight Compute. Large cases compare `work` with DRAM's counters, small
+Runs `_dram_driver` under Nsight Compute. Large cases compare `work` with DRAM's counters, small
 ones the bytes that programs request (the meter's count) with the sectors that L2 serves.
 """
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import dram_driver
+from benchmarks import _dram_driver as driver
 from kernelbook import backend, meter, timing
 from kernelbook.work import Work
 
@@ -43,11 +43,11 @@ def find_ncu() -> str | None:
 
 def command(ncu: str, size: str, metrics: dict, processes: str) -> list[str]:
     """The profiler's command line: our kernels alone, caches flushed before each, clocks as is."""
-    names = "|".join(name for case in dram_driver.cases(size) for name in case.work)
+    names = "|".join(name for case in driver.cases(size) for name in case.work)
     options = ["--clock-control", "none", "--csv", "--print-units", "base"]
     options += ["--target-processes", processes, "--kernel-name", f"regex:^({names})$"]
     options += ["--metrics", ",".join(metrics.values())]
-    return [ncu, *options, sys.executable, "-m", "benchmarks.dram_driver", size]
+    return [ncu, *options, sys.executable, "-m", "benchmarks._dram_driver", size]
 
 
 def _value(text: str, unit: str) -> float:
@@ -115,7 +115,7 @@ def explanation(kernel: str, side: str, counted: int, measured: float, l2: int) 
 def add_dram_rows(writer, launches, l2: int) -> None:
     """A row a kernel of the large cases: `work` against DRAM's counters."""
     found = {launch["kernel"]: launch for launch in launches}
-    for case in dram_driver.cases("large"):
+    for case in driver.cases("large"):
         for kernel, work in case.work.items():
             launch = found[kernel]
             sides = {
@@ -134,7 +134,7 @@ def add_dram_rows(writer, launches, l2: int) -> None:
 def add_l2_rows(writer, launches) -> None:
     """A row a kernel of the small cases: bytes requested by programs against L2's sectors."""
     found = {launch["kernel"]: launch for launch in launches}
-    for case in dram_driver.cases("small"):
+    for case in driver.cases("small"):
         for counts in meter.count(case.call, *case.tensors("cpu")).kernels:
             launch = found[counts.name]
             sectors = {name: int(launch[name]) for name in launch if "sectors" in name}

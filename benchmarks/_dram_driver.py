@@ -1,6 +1,6 @@
 """What `dram_bytes` runs under the profiler: each kernel once, on random data, sizes by name.
 
-python -m benchmarks.dram_driver large|small
+python -m benchmarks._dram_driver large|small
 """
 
 import sys
