@@ -41,9 +41,19 @@ def find_ncu() -> str | None:
     return shutil.which("ncu") or next(filter(shutil.which, places), None)
 
 
+def stem(kernel: str) -> str:
+    """A kernel's name as its twins for other GPUs share it: attention_prefill_kernel -> its stem."""
+    return kernel.removesuffix("_kernel") + ("" if kernel.startswith("attention") else "_kernel")
+
+
+def of_kernel(launches: list[dict], kernel: str) -> dict:
+    """The launch of a kernel or of its twin; each runs once."""
+    return next(launch for launch in launches if launch["kernel"].startswith(stem(kernel)))
+
+
 def command(ncu: str, size: str, metrics: dict, processes: str) -> list[str]:
     """The profiler's command line: our kernels alone, caches flushed before each, clocks as is."""
-    names = "|".join(name for case in driver.cases(size) for name in case.work)
+    names = "|".join(rf"{stem(name)}\w*" for case in driver.cases(size) for name in case.work)
     options = ["--clock-control", "none", "--csv", "--print-units", "base"]
     options += ["--target-processes", processes, "--kernel-name", f"regex:^({names})$"]
     options += ["--metrics", ",".join(metrics.values())]
@@ -114,10 +124,9 @@ def explanation(kernel: str, side: str, counted: int, measured: float, l2: int) 
 
 def add_dram_rows(writer, launches, l2: int) -> None:
     """A row a kernel of the large cases: `work` against DRAM's counters."""
-    found = {launch["kernel"]: launch for launch in launches}
     for case in driver.cases("large"):
         for kernel, work in case.work.items():
-            launch = found[kernel]
+            launch = of_kernel(launches, kernel)
             sides = {
                 "read": (work.read, launch["dram_read"]),
                 "written": (work.written, launch["dram_written"]),
@@ -133,10 +142,9 @@ def add_dram_rows(writer, launches, l2: int) -> None:
 
 def add_l2_rows(writer, launches) -> None:
     """A row a kernel of the small cases: bytes requested by programs against L2's sectors."""
-    found = {launch["kernel"]: launch for launch in launches}
     for case in driver.cases("small"):
         for counts in meter.count(case.call, *case.tensors("cpu")).kernels:
-            launch = found[counts.name]
+            launch = of_kernel(launches, counts.name)
             sectors = {name: int(launch[name]) for name in launch if "sectors" in name}
             add(
                 writer, "l2_sectors", counts.name, case, launch, case.work[counts.name],
