@@ -42,7 +42,7 @@ def find_ncu() -> str | None:
 
 
 def stem(kernel: str) -> str:
-    """A kernel's name as its twins for other GPUs share it: attention_prefill_kernel -> its stem."""
+    """A kernel's name as far as its twins for other GPUs share it."""
     return kernel.removesuffix("_kernel") + ("" if kernel.startswith("attention") else "_kernel")
 
 
