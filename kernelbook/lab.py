@@ -19,16 +19,36 @@ from pathlib import Path
 
 import torch
 
+from kernelbook._lab_kernels import (
+    Refused,
+    compiles,
+    count,
+    one_launch,
+    own_kernels,
+    reads_at_most,
+    reads_once,
+    writes_once,
+)
 from kernelbook.checks import relative_error
 
-TARGETS = (80, 90)
-# Operations of PyTorch that only provide memory: a launcher may use them.
-PROVIDES_MEMORY = {"empty", "empty_like", "empty_strided", "new_empty", "fill_", "zero_"}
-PROVIDES_MEMORY |= {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
-
-
-class Refused(AssertionError):
-    """An answer that cannot earn the task, with the reason."""
+__all__ = [
+    "Refused",
+    "Task",
+    "close",
+    "compiles",
+    "count",
+    "equal",
+    "explain",
+    "near",
+    "one_launch",
+    "own_kernels",
+    "reads_at_most",
+    "reads_once",
+    "seed",
+    "tensor",
+    "time_on_gpu",
+    "writes_once",
+]
 
 
 def seed() -> str:
@@ -57,7 +77,8 @@ class Task:
             self._failed(title, failure, f"0/{points:g}")
         else:
             self.earned += points
-            print(f"✓ {points:g}/{points:g}  {title}")
+            if not self.refusal:
+                print(f"✓ {points:g}/{points:g}  {title}")
 
     @contextmanager
     def need(self, title: str):
@@ -67,12 +88,15 @@ class Task:
         except KeyboardInterrupt:
             raise
         except BaseException as failure:
-            self.refusal = title
+            self.refusal = self.refusal or title
             self._failed(title, failure, "no points without this:")
         else:
-            print(f"✓      {title}")
+            if not self.refusal:
+                print(f"✓      {title}")
 
     def _failed(self, title: str, failure: BaseException, price: str) -> None:
+        if self.refusal not in (None, title):
+            return  # one reason is enough
         self.failures.append((title, failure))
         print(f"✗ {price}  {title}")
         for line in explain(failure).splitlines():
@@ -100,7 +124,7 @@ def explain(failure: BaseException) -> str:
     if isinstance(failure, AssertionError):
         return str(failure) or "a check failed"
     root = failure
-    while root.__cause__ is not None:
+    while root.__cause__ is not None:  # Triton's interpreter wraps what a kernel raises
         root = root.__cause__
     line = _students_line(failure)
     where = f"\nin the line: {line}" if line else ""
@@ -108,9 +132,13 @@ def explain(failure: BaseException) -> str:
 
 
 def _students_line(failure: BaseException) -> str | None:
-    """The innermost line of the traceback that is neither a library's nor the test's own."""
+    """The innermost line of the traceback that is neither a library's nor the test's own.
+
+    Cells are no files; the first cell in a traceback is the test's.
+    """
     frames = traceback.extract_tb(failure.__traceback__)
-    theirs = [frame for frame in frames[1:] if not Path(frame.filename).is_file()]
+    cells = [frame for frame in frames if not Path(frame.filename).is_file()]
+    theirs = [frame for frame in cells if frame.filename != cells[0].filename]
     return theirs[-1].line if theirs else None
 
 
@@ -120,7 +148,8 @@ def equal(got, want, mistakes: dict | None = None, what: str = "the result") -> 
         raise AssertionError(f"{what}: the function returned None; is a `return` missing?")
     if got == want:
         return
-    likely = (mistakes or {}).get(got)
+    known = (mistakes or {}).items()
+    likely = next((explanation for value, explanation in known if value == got), None)
     hint = f". Likely mistake: {likely}" if likely else ""
     raise AssertionError(f"{what}: expected {want!r}, got {got!r}{hint}")
 
@@ -158,100 +187,6 @@ def close(got, want, tolerance: float, hint: str = "") -> None:
         f"the first is {first}: expected {want[at].item():.4g}, got {got[at].item():.4g}"
     )
     raise AssertionError(f"{text}. {hint}" if hint else text)
-
-
-def count(fn, *args, **kwargs):
-    """Counts of the meter for a function that must do its work in Triton kernels of its own."""
-    from kernelbook import meter
-
-    with poisoned_memory():
-        counts = meter.count(fn, *args, **kwargs)
-    own_kernels(counts)
-    return counts
-
-
-@contextmanager
-def poisoned_memory():
-    """`torch.empty` gives NaN, so that an element that no kernel writes shows.
-
-    Unlike `checks.poisoned_memory` this fills inside the allocation, where the meter does not
-    count it as an operation of the student's.
-    """
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def own_kernels(counts) -> None:
-    """Refuse answers that let PyTorch do the work."""
-    others = [each for each in counts.operations if _name(each) not in PROVIDES_MEMORY]
-    if others:
-        named = ", ".join(f"{_name(each)} (wrote {each.written} bytes)" for each in others)
-        raise Refused(f"the work belongs into your kernel, but PyTorch ran: {named}")
-    if not counts.kernels:
-        raise Refused("no Triton kernel was launched: write and launch your own")
-
-
-def _name(operation) -> str:
-    return operation.name.removeprefix("aten::").removeprefix("aten.").split(".")[0]
-
-
-def one_launch(counts) -> None:
-    if counts.launches != 1:
-        names = ", ".join(kernel.name for kernel in counts.kernels)
-        raise AssertionError(f"expected 1 launch, got {counts.launches}: {names}")
-
-
-def reads_once(counts, nbytes: int, what: str = "the input") -> None:
-    """All programs together ask for `nbytes` bytes, no element twice."""
-    times = counts.requested_read / nbytes
-    if counts.requested_read > nbytes:
-        raise AssertionError(
-            f"{what} has {nbytes} bytes, the kernel's loads ask for {counts.requested_read}: "
-            f"each element is read {times:.3g} times. Keep what you loaded in a variable"
-        )
-    if counts.requested_read < nbytes:
-        raise AssertionError(
-            f"{what} has {nbytes} bytes, the kernel's loads ask for {counts.requested_read} only: "
-            "a part of it is never read"
-        )
-
-
-def reads_at_most(counts, nbytes: int, what: str = "the input") -> None:
-    """All programs together ask for no more than `nbytes` bytes."""
-    if counts.requested_read > nbytes:
-        reads_once(counts, nbytes, what)
-
-
-def writes_once(counts, nbytes: int, what: str = "the output") -> None:
-    """Kernels and operations together write `nbytes` bytes, no element twice."""
-    written = sum(operation.written for operation in counts.operations)
-    if written:
-        raise AssertionError(
-            f"PyTorch wrote {written} bytes before the kernel did: torch.empty_like is enough for "
-            "memory that the kernel fills"
-        )
-    if counts.requested_written != nbytes:
-        raise AssertionError(
-            f"{what} has {nbytes} bytes, the kernel's stores write {counts.requested_written}: "
-            "store the result once, and nothing in between"
-        )
-
-
-def compiles(fn, *args, **kwargs) -> None:
-    """Refuse kernels that only the interpreter accepts: compile what `fn` launches, offline."""
-    from kernelbook import compiled
-
-    reports = compiled.compile_launches(lambda: fn(*args, **kwargs), targets=TARGETS)
-    for report in reports:
-        if report.refusal:
-            raise Refused(
-                f"the interpreter ran {report.kernel}, but a GPU (sm_{report.target}) refuses it: "
-                f"{report.refusal}"
-            )
 
 
 def time_on_gpu(shape: tuple[int, ...], **functions) -> None:

@@ -1,0 +1,120 @@
+"""Is a student's kernel their own, does a GPU take it, and what does it move?"""
+
+from contextlib import contextmanager
+
+import torch
+
+from kernelbook import compiled, interpreter, meter
+
+TARGETS = (80, 90)
+# Operations of PyTorch that only provide memory: a launcher may use them.
+PROVIDES_MEMORY = {"empty", "empty_like", "empty_strided", "new_empty", "fill_", "zero_"}
+PROVIDES_MEMORY |= {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full"}
+
+
+class Refused(AssertionError):
+    """An answer that cannot earn the task, with the reason."""
+
+
+def count(fn, *args, **kwargs):
+    """Counts of the meter for a function that must do its work in Triton kernels of its own."""
+    with poisoned_memory():
+        counts = meter.count(fn, *args, **kwargs)
+    own_kernels(counts)
+    return counts
+
+
+@contextmanager
+def poisoned_memory():
+    """`torch.empty` gives NaN, so that an element that no kernel writes shows.
+
+    Unlike `checks.poisoned_memory` this fills inside the allocation, where the meter does not
+    count it as an operation of the student's.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def own_kernels(counts) -> None:
+    """Refuse answers that let PyTorch do the work."""
+    others = [each for each in counts.operations if _name(each) not in PROVIDES_MEMORY]
+    if others:
+        named = ", ".join(f"{_name(each)} (wrote {each.written} bytes)" for each in others)
+        raise Refused(f"the work belongs into your kernel, but PyTorch ran: {named}")
+    if counts.waits:
+        raise Refused(
+            f"the data must stay on the device, but your code reads it: {counts.waits[0]}"
+        )
+    if not counts.kernels:
+        raise Refused("no Triton kernel was launched: write and launch your own")
+
+
+def _name(operation) -> str:
+    return operation.name.removeprefix("aten::").removeprefix("aten.").split(".")[0]
+
+
+def one_launch(counts) -> None:
+    if counts.launches != 1:
+        names = ", ".join(kernel.name for kernel in counts.kernels)
+        raise AssertionError(f"expected 1 launch, got {counts.launches}: {names}")
+
+
+def reads_once(counts, nbytes: int, what: str = "the input") -> None:
+    """All programs together ask for `nbytes` bytes, no element twice."""
+    times = counts.requested_read / nbytes
+    if counts.requested_read > nbytes:
+        raise AssertionError(
+            f"{what} has {nbytes} bytes, the kernel's loads ask for {counts.requested_read}: "
+            f"each element is read {times:.3g} times. Keep what you loaded in a variable"
+        )
+    if counts.requested_read < nbytes:
+        raise AssertionError(
+            f"{what} has {nbytes} bytes, the kernel's loads ask for {counts.requested_read} only: "
+            "a part of it is never read"
+        )
+
+
+def reads_at_most(counts, nbytes: int, what: str = "the input") -> None:
+    """All programs together ask for no more than `nbytes` bytes."""
+    if counts.requested_read > nbytes:
+        reads_once(counts, nbytes, what)
+
+
+def writes_once(counts, nbytes: int, what: str = "the output") -> None:
+    """Kernels and operations together write `nbytes` bytes, no element twice."""
+    written = sum(operation.written for operation in counts.operations)
+    if written:
+        raise AssertionError(
+            f"PyTorch wrote {written} bytes before the kernel did: torch.empty_like is enough for "
+            "memory that the kernel fills"
+        )
+    if counts.requested_written != nbytes:
+        raise AssertionError(
+            f"{what} has {nbytes} bytes, the kernel's stores write {counts.requested_written}: "
+            "store the result once, and nothing in between"
+        )
+
+
+def compiles(fn, *args, **kwargs) -> None:
+    """Refuse kernels that are not the notebook's own, or that only the interpreter accepts.
+
+    What `fn` launches is compiled offline for each of TARGETS.
+    """
+    with interpreter.capture_launches() as launches:
+        fn(*args, **kwargs)
+    for launch in launches:
+        if launch.fn.__module__ != "__main__":
+            raise Refused(
+                f"the kernel {launch.kernel} comes from {launch.fn.__module__}: write your own in "
+                "this notebook"
+            )
+    for report in compiled.compile_captured(launches, TARGETS):
+        if report.refusal:
+            raise Refused(
+                f"the interpreter ran {report.kernel}, but a GPU (sm_{report.target}) refuses it: "
+                f"{report.refusal}"
+            )
