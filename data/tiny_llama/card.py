@@ -43,7 +43,7 @@ same plays, {folio_bytes:.1f} MB, as additional text.
 | seed, machine | {seed}, {device}, torch {torch} |
 
 To train it again, with a network (or `--text FOLDER` of the plays) and from the repository's root,
-in two minutes on such a GPU, to within a hundredth or two of these numbers:
+in about two minutes on such a GPU (the numbers move a little from run to run):
 
     python data/tiny_llama/train.py {arguments}
 
@@ -55,7 +55,7 @@ At temperature 0.8 after the first {prompt_tokens} tokens of `held_out.txt`:
 {sample}
 ```
 
-## Use and licence
+## Use and license
 
 For teaching: it knows four megabytes of plays and nothing else. Weights, tokenizer and
 configuration are released under Apache-2.0 like the course's code; the text is in the public
