@@ -4,6 +4,8 @@
 # The first Python that runs and is new enough, e.g. python3.12 where python3 is 3.9.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# Installed packages are compiled when first imported, not all of them beforehand.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 RUN := $(VENV)/bin/python
 COURSE := $(RUN) -m kernelbook.course

@@ -135,7 +135,9 @@ def install(venv, extra):
     unfinished.touch()
     target = f"{ROOT}[{extra}]" if extra else str(ROOT)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    if not run([*pip, "--retries", "2", "--progress-bar", "off", "-e", target]):
+    # Compiling every file takes as long as the rest; Python compiles what is imported, once.
+    pip += ["--no-compile", "--progress-bar", "off", "--retries", "2"]
+    if not run([*pip, "-e", target]):
         raise SetupError(explain(LOG.read_text()) + " (all of pip's output: build/setup.log)")
     stamp(venv, extra).write_text(fingerprint())
     unfinished.unlink()
