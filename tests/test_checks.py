@@ -54,6 +54,21 @@ def test_not_finite_never_passes(bad):
         checks.check(out, reference(), tolerance=float("inf"))
 
 
+def test_an_infinity_that_the_reference_has_too_passes():
+    exact = reference()
+    exact[0, 0, 0] = -float("inf")
+    assert checks.check(exact.float(), exact) == "ok (tolerance 1e-5)"
+    with pytest.raises(AssertionError, match="1 of 8192"):
+        checks.check(exact.float().abs(), exact)
+    with pytest.raises(AssertionError, match="relative error"):
+        checks.check(exact.float().nan_to_num(neginf=0.0), exact)
+
+
+def test_anything_against_zeros_fails_with_a_message():
+    with pytest.raises(AssertionError, match="relative error inf"):
+        checks.check(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.float64))
+
+
 def test_mismatches_are_clear_errors():
     exact = reference()
     with pytest.raises(ValueError, match=r"shape \[4, 64, 31\], the reference \[4, 64, 32\]"):
