@@ -86,7 +86,9 @@ class OperationWatcher(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        _refuse_elsewhere(func, (args, kwargs))
         out = func(*args, **kwargs)
+        _refuse_elsewhere(func, out)
         self.paused = True
         try:
             counts = count_operation(func, args, kwargs, out)
@@ -101,12 +103,6 @@ def count_operation(func, args, kwargs, out) -> OperationCounts | None:
     """What one call read, wrote and computed; None where it wrote no memory."""
     name = _name(func)
     inputs, overwritten, mutated = _roles(func, args, kwargs)
-    for tensor in [*inputs, *mutated, *_tensors(out)]:
-        if tensor.device.type != "cpu":
-            raise ValueError(
-                f"the meter runs on CPU copies, and {name} met a tensor on {tensor.device}: pass "
-                "tensors and modules as arguments of meter.count, not through a closure or global"
-            )
     if torch.Tag.inplace_view in func.tags or name in ALLOCATIONS:
         return None
     known = {t.untyped_storage().data_ptr() for t in [*inputs, *mutated] if t.numel()}
@@ -123,6 +119,15 @@ def count_operation(func, args, kwargs, out) -> OperationCounts | None:
     matmul = matmul_flops(func, args, kwargs, out)
     vector = 0 if matmul else vector_flops(name, inputs + mutated, fresh + mutated)
     return OperationCounts(name, read, written, matmul, vector)
+
+
+def _refuse_elsewhere(func, tree) -> None:
+    for tensor in _tensors(tree):
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"the meter runs on CPU copies, and {_name(func)} met a tensor on {tensor.device}: "
+                "pass tensors and modules as arguments of meter.count, not through a closure"
+            )
 
 
 def _name(func) -> str:

@@ -143,9 +143,8 @@ def _intensity(flops: int, moved: int) -> str:
     """FLOPs per byte, rounded, as an integer or as one over an integer."""
     if not flops or not moved:
         return "0" if moved else "-"
-    if flops >= moved:
-        return str((2 * flops + moved) // (2 * moved))
-    return f"1/{(2 * moved + flops) // (2 * flops)}"
+    inverse = (2 * moved + flops) // (2 * flops)
+    return f"1/{inverse}" if inverse > 1 else str((2 * flops + moved) // (2 * moved))
 
 
 def _waves(programs: int, sms: int) -> str:
