@@ -12,8 +12,15 @@ import triton.language as tl
 
 from kernelbook._launches import Launch, Source
 
-HEADER = "import triton as _triton\n"
-NOT_SHIPPED = "type('NotShipped', (), {})()  # kernels cannot use Python objects"
+HEADER = """import triton as _triton
+
+class _PythonObject:
+    def __getattr__(self, name):  # so that the compiler refuses the object, not an attribute
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+"""
+NOT_SHIPPED = "_PythonObject()"  # kernels cannot use these
 DECORATORS = {"constexpr_function": "@_triton.constexpr_function\n", "": ""}
 
 

@@ -4,6 +4,8 @@ import re
 
 KIB = 1024
 
+UNDEFINED = r"`\1` is not defined here on every path, or is a Python object kernels cannot use"
+
 # (what the compiler says, what it means); \1 is what the first group matched
 PLAIN = [
     (
@@ -41,8 +43,8 @@ PLAIN = [
         r"a tile of \1 elements is too large, the maximum is \2: use smaller blocks",
     ),
     (r"arange's range must be a power of 2", "tl.arange needs a power of two: round up and mask"),
-    (r"NameError\('(\w+) is not defined'\)", r"`\1` is not defined here (on every path)"),
-    (r"^'?(\w+) is not defined'?$", r"`\1` is not defined here (on every path)"),
+    (r"NameError\(.(\w+) is not defined", UNDEFINED),
+    (r"^'?(\w+) is not defined'?$", UNDEFINED),
     (
         r"incompatible dimensions at index (\d+): (\d+) and (\d+)",
         r"shapes do not fit together: dimension \1 is \2 in one tile and \3 in the other",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import triton
 
-from kernelbook import interpreter
+from kernelbook import backend, interpreter
 from kernelbook._kernel_source import job_of
 from kernelbook._refusals import explain
 from kernelbook.occupancy import machine_of, occupancy
@@ -56,23 +56,32 @@ class Report:
 def compile_launches(fn, targets=TARGETS, *, timeout_s: float = 60) -> list[Report]:
     """Compile every launch of `fn()` for every target; equal launches once. Nothing runs.
 
+    `fn` is called once a target, and `backend.capability()` answers that target, so a launcher
+    that chooses by it is compiled as it would launch there.
     timeout_s  for one kernel and target; after it that kernel is refused and the next one starts.
     Never raises for a kernel's faults: see `Report.refusal`. Raises what `fn` itself raises, and
     ValueError for a target without known limits.
     """
-    with interpreter.capture_launches() as launches:
-        fn()
-    return compile_captured(launches, targets, timeout_s=timeout_s)
+    jobs = {}
+    for target in targets:
+        capability = machine_of(target).capability
+        with backend.assume(capability=capability), interpreter.capture_launches() as launches:
+            fn()
+        jobs |= dict(_job(launch, target) for launch in launches)
+    return _reports(jobs, timeout_s)
 
 
 def compile_captured(launches, targets=TARGETS, *, timeout_s: float = 60) -> list[Report]:
     """As `compile_launches`, for launches that `interpreter.capture_launches` recorded."""
-    jobs = dict(_job(launch, target) for launch in launches for target in targets)
-    reports = {
-        key: job if isinstance(job, Report) else _read_cache(key) for key, job in jobs.items()
-    }
-    missing = {key: job for key, job in jobs.items() if reports[key] is None}
-    return list((reports | _compile(missing, timeout_s)).values())
+    jobs = dict(_job(launch, target) for target in targets for launch in launches)
+    return _reports(jobs, timeout_s)
+
+
+def _reports(jobs: dict, timeout_s: float) -> list[Report]:
+    """Reports from the cache, and from the compiling process where it has none."""
+    known = {key: job if isinstance(job, Report) else _read_cache(key) for key, job in jobs.items()}
+    missing = {key: job for key, job in jobs.items() if known[key] is None}
+    return list((known | _compile(missing, timeout_s)).values())
 
 
 def _job(launch, target: int) -> tuple[str, "dict | Report"]:
@@ -82,8 +91,10 @@ def _job(launch, target: int) -> tuple[str, "dict | Report"]:
         job = job_of(launch) | {"target": target, "shared_limit": limit}
         text = json.dumps(job, sort_keys=True)
     except (ValueError, TypeError, OSError, RecursionError) as error:
-        reason = f"{launch.kernel}: cannot be compiled on its own: {error}"
-        return f"{launch.kernel} {target} {error}", Report(launch.kernel, target, refusal=reason)
+        endless = isinstance(error, RecursionError)
+        why = "it calls itself, which kernels cannot" if endless else f"its source: {error}"
+        refusal = f"{launch.kernel}: cannot be compiled: {why}"
+        return f"{target} {refusal}", Report(launch.kernel, target, refusal=refusal)
     parts = [text, triton.__version__, WORKER.read_text()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest(), job
 

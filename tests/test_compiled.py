@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernelbook import compiled
+from kernelbook import backend, compiled
 from kernelbook.occupancy import machine_of, occupancy
 
 WIDTH = 16  # a Python global, which a GPU refuses in a kernel
@@ -84,6 +84,17 @@ def undefined_in_helper(x):
 
 
 @triton.jit
+def uses_object(source, target):
+    tl.store(target, tl.load(source) * compiled.TARGETS)
+
+
+@triton.jit
+def calls_itself(target, n: tl.constexpr):
+    if n > 0:
+        calls_itself(target, n - 1)
+
+
+@triton.jit
 def large_tile(source, target):
     at = tl.arange(0, 512)
     tile = tl.load(source + at[:, None] * 512 + at[None, :])
@@ -112,6 +123,15 @@ def test_reports_what_a_kernel_uses_on_each_target():
         assert (r.num_warps, r.limited_by, r.occupancy) == (4, "warps", 1.0)
         assert r.active_warps == machine_of(r.target).threads_per_sm // 32
     assert "sm_89" in compiled.table(reports) and "100%" in compiled.table(reports)
+
+
+def test_launchers_that_choose_by_capability_are_compiled_as_they_choose():
+    def launch():
+        block = {(8, 0): 64, (8, 9): 128, (9, 0): 256}[backend.capability()]
+        copy_kernel[(4,)](buffer(), buffer(), 4096, BLOCK=block, num_warps=block // 64)
+
+    reports = compiled.compile_launches(launch)
+    assert [(r.target, r.num_warps) for r in reports] == [(80, 1), (89, 2), (90, 4)]
 
 
 def test_options_and_dtypes_of_the_launch_are_compiled():
@@ -153,6 +173,8 @@ REFUSED = [
     (appends, [buffer(), buffer()], r"lists cannot change in kernels \(`append`\)"),
     (uses_global, [buffer(), buffer()], r"`WIDTH` is a Python global.*tl\.constexpr"),
     (indirectly, [buffer(), buffer()], r"in undefined_in_helper, line 2.*`missing` is not defined"),
+    (uses_object, [buffer(), buffer()], r"`compiled` is a Python global"),
+    (calls_itself, [buffer(), 3], r"calls itself"),
     (large_tile, [buffer(512 * 512)] * 2, r"512 × 512 tile.*1024 KiB.*4 warps hold 128 KiB"),
 ]
 
