@@ -4,17 +4,13 @@
 questions can be put to a recorded run anywhere. Times are microseconds from the first event.
 """
 
-import gzip
-import json
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from kernelbook import backend
+from kernelbook import backend, chrome_trace
 
-DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "memset"}
-HOST = ("cuda_runtime", "cuda_driver")
 LAUNCH_CALLS = ("LaunchKernel", "GraphLaunch", "LaunchCooperative")
 REGION = "kernelbook.profile"  # what `profile` puts around the calls it is asked about
 
@@ -151,18 +147,8 @@ class Timeline:
 
     def save(self, path):
         """Write a small Chrome trace (gzip where the name ends in .gz); `load` reads it back."""
-        named = [
-            ("kernel", self.kernels),
-            ("cuda_runtime", self.host),
-            ("cpu_op", self.operations),
-        ]
-        categories = {"copy": "gpu_memcpy", "memset": "gpu_memset"}
-        named += [(categories[e.kind], [e]) for e in self.copies]
-        events = [_chrome(event, cat) for cat, group in named for event in group]
-        data = json.dumps({"traceEvents": events}, separators=(",", ":")).encode()
-        path = Path(path)
-        # Without a time in its header the same trace gives the same bytes.
-        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        events = self.kernels + self.copies + self.host + self.operations
+        chrome_trace.write(path, [astuple(event) for event in events])
 
 
 def spans(events: list[Event]) -> list[tuple[float, float]]:
@@ -193,68 +179,16 @@ def _is(event: Event, calls: tuple[str, ...]) -> bool:
     return any(call in event.name for call in calls)
 
 
-def _chrome(event: Event, category: str) -> dict:
-    host = event.kind in ("host", "operation")
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": event.name,
-        "ts": round(event.start_us, 3),
-        "dur": round(event.duration_us, 3),
-        "pid": "host" if host else 0,
-        "tid": event.stream,
-        "args": {} if host else {"stream": event.stream},
-    }
-
-
 def read(trace: dict | list) -> Timeline:
     """A Timeline from Chrome trace events, as torch.profiler exports them."""
-    raw = trace if isinstance(trace, list) else trace.get("traceEvents", [])
-    complete = [e for e in raw if e.get("ph") == "X" and "dur" in e]
-    complete = sorted(complete, key=lambda e: (float(e["ts"]), -float(e["dur"])))
-    # Host calls count from the first GPU event on too: earlier ones get negative times.
-    origin = min((float(e["ts"]) for e in complete if e.get("cat") in DEVICE), default=0.0)
-    on_device = [e for e in complete if e.get("cat") in DEVICE]
-    on_host = _inside_region(complete)
-    made = [_event(e, DEVICE[e["cat"]], origin) for e in on_device]
+    events = [Event(*row) for row in chrome_trace.rows(trace, REGION)]
+    groups = {kind: [e for e in events if e.kind == kind] for kind in {e.kind for e in events}}
     return Timeline(
-        kernels=[e for e in made if e.kind == "kernel"],
-        copies=[e for e in made if e.kind != "kernel"],
-        host=[_event(e, "host", origin) for e in on_host if e.get("cat") in HOST],
-        operations=[_event(e, "operation", origin) for e in _outermost(on_host)],
+        kernels=groups.get("kernel", []),
+        copies=[e for e in events if e.kind in ("copy", "memset")],
+        host=groups.get("host", []),
+        operations=groups.get("operation", []),
     )
-
-
-def _inside_region(events: list[dict]) -> list[dict]:
-    """The events during the region that `profile` marks; all where there is none."""
-    region = [e for e in events if e["name"] == REGION and e.get("cat") == "user_annotation"]
-    if not region:
-        return events
-    start = float(region[0]["ts"])
-    end = start + float(region[0]["dur"])
-    return [e for e in events if start <= float(e["ts"]) < end]
-
-
-def _outermost(events: list[dict]) -> list[dict]:
-    """Operations that no other operation of their thread contains."""
-    found, ends = [], {}
-    for e in events:
-        thread = e.get("tid")
-        if e.get("cat") == "cpu_op" and float(e["ts"]) >= ends.get(thread, float("-inf")):
-            found.append(e)
-            ends[thread] = float(e["ts"]) + float(e["dur"])
-    return found
-
-
-def _event(e: dict, kind: str, origin: float) -> Event:
-    place = e.get("args", {}).get("stream", e.get("tid", 0)) if kind in DEVICE.values() else 0
-    return Event(e["name"], float(e["ts"]) - origin, float(e["dur"]), _number(place), kind)
-
-
-def _number(stream) -> int:
-    """A stream's number; traces write it as a number or as text."""
-    digits = "".join(c for c in str(stream) if c.isdigit())
-    return int(digits) if digits else 0
 
 
 def load(path) -> Timeline:
@@ -262,9 +196,10 @@ def load(path) -> Timeline:
 
     Raises FileNotFoundError, and ValueError where the file is no Chrome trace.
     """
-    data = Path(path).read_bytes()
     try:
-        return read(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
+        return read(chrome_trace.parse(Path(path).read_bytes()))
+    except FileNotFoundError:
+        raise
     except (ValueError, KeyError, AttributeError, TypeError, OSError, EOFError) as error:
         raise ValueError(f"{Path(path).name} is not a Chrome trace: {error}") from error
 
