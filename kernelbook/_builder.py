@@ -230,14 +230,24 @@ def get_bf16(self, value):
     return TensorHandle(convert(np.array([value], np.float32), tl.bfloat16), tl.bfloat16)
 
 
-def create_dot(self, a, b, d, *_, **__):
+def create_dot(self, a, b, d, input_precision=None, *_, **__):
     """a @ b + d, accumulated in fp32 (fp64 for fp64, exactly for int8) and rounded once to d."""
     *batch, m, k = a.data.shape
     multiplied(int(np.prod(batch, dtype=int)) * m, b.data.shape[-1], k)
     exact = d.dtype.scalar.is_int() or d.dtype.scalar.is_fp64()
     wide = np.float64 if exact else np.float32
-    product = np.matmul(a.data.astype(wide, copy=False), b.data.astype(wide, copy=False))
-    return TensorHandle(convert(product + d.data.astype(wide, copy=False), d.dtype), d.dtype.scalar)
+    left, right = a.data.astype(wide, copy=False), b.data.astype(wide, copy=False)
+    if input_precision == ir.INPUT_PRECISION.TF32 and a.dtype.scalar.is_fp32():
+        left, right = _tf32(left), _tf32(right)
+    product = np.matmul(left, right) + d.data.astype(wide, copy=False)
+    return TensorHandle(convert(product, d.dtype), d.dtype.scalar)
+
+
+def _tf32(values: np.ndarray) -> np.ndarray:
+    """fp32 with 10 bits of mantissa: what a GPU multiplies unless told input_precision="ieee"."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values)
 
 
 # --- where a pointer comes from

@@ -82,6 +82,10 @@ class OperationWatcher(TorchDispatchMode):
         super().__init__()
         self.operations, self.paused = operations, False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # shielding from torch.compile would import it, five seconds
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self.paused:

@@ -38,6 +38,10 @@ class WaitWatcher(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in ("cpu", "to", "cuda"):
             return self._move(name, func, args, kwargs)
+        if name == "pin_memory" or kwargs.pop("pin_memory", False):
+            return self._pinned(name, func, args, kwargs)
+        if name == "copy_" and _is_host(args[0]):
+            return self._copy_to_host(func, args, kwargs)
         if "cuda" in str(kwargs.get("device", "")):
             kwargs["device"] = "cpu"
         if name in READS:
@@ -73,6 +77,20 @@ class WaitWatcher(TorchFunctionMode):
         if _device(kwargs.get("device")) == "cuda":
             kwargs["device"] = "cpu"
         return tensor if name == "cuda" else func(tensor, *rest, **kwargs)
+
+    def _pinned(self, name, func, args, kwargs):
+        """Pinned memory is the host's: reading it does not wait, filling it may not either."""
+        with self.uncounted():
+            pinned = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
+        pinned._kernelbook_host = True
+        return pinned
+
+    def _copy_to_host(self, func, args, kwargs):
+        asynchronous = kwargs.get("non_blocking") or True in args[2:3]
+        if not (_is_host(args[1]) or asynchronous):
+            self.note("copy to the host")
+        with self.uncounted():
+            return func(*args, **kwargs)
 
     @contextmanager
     def uncounted(self):

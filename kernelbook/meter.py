@@ -10,15 +10,18 @@ interpreter. Rules:
   request (programs that read the same bytes count each) stands beside, and 32-byte sectors.
 - FLOPs are as issued, padding and masked tiles included: 2 m n k for each matrix product, else one
   an element and operation in floating point. `flops` is that of the matrix products where there are
-  any, else that of element arithmetic.
+  any, else that of element arithmetic. The tables in `_meter_operations` say what counts how.
 - a PyTorch operation counts where it writes memory: views are none. A GPU may run it as more than
   one kernel, or fuse several. Indexing counts the places it touches.
 - a wait is a moment when the host needs a value from the device: item, cpu, tolist, printing,
   indexing by a mask, nonzero, synchronize, ... Every tensor counts as if it were on a device.
 """
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+
+import torch
 
 from kernelbook import interpreter
 from kernelbook._meter_copies import on_cpu, refuse_captured
@@ -35,7 +38,7 @@ class Counts:
 
     events: list[KernelCounts | OperationCounts] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
-    result: object = None
+    result: object = field(default=None, repr=False)
 
     @property
     def kernels(self) -> list[KernelCounts]:
@@ -100,6 +103,9 @@ class Counts:
     @property
     def waits_count(self) -> int:
         return len(self.waits)
+
+    def __str__(self) -> str:
+        return self.table()
 
     def table(self, sms: int = 132) -> str:
         """The four wastes as plain text; programs are set against `sms`."""
@@ -171,6 +177,8 @@ def count(fn, *args, **kwargs) -> Counts:
     operations = OperationWatcher(counts.events)
     waits = WaitWatcher(counts.waits, operations)
     with ExitStack() as watching:
+        if "torch._dynamo" in sys.modules:  # a compiled function shows its own operations
+            watching.enter_context(torch.compiler.set_stance("force_eager"))
         watching.enter_context(interpreter.observe(KernelWatcher(counts.events)))
         watching.enter_context(device_stand_ins(waits))
         watching.enter_context(operations)

@@ -209,6 +209,26 @@ def test_dot_accumulates_in_fp32(dtype):
     assert error < 1e-6
 
 
+@triton.jit
+def fp32_product(a, b, c, PRECISION: tl.constexpr):
+    i = tl.arange(0, 64)
+    tile = i[:, None] * 64 + i[None, :]
+    product = tl.dot(tl.load(a + tile), tl.load(b + tile), input_precision=PRECISION)
+    tl.store(c + tile, product)
+
+
+def test_fp32_dot_is_tf32_unless_told_otherwise():
+    torch.manual_seed(0)
+    a, b, c = torch.randn(64, 64), torch.randn(64, 64), torch.empty(64, 64)
+    want = a.double() @ b.double()
+    errors = {}
+    for precision in (None, "tf32", "tf32x3", "ieee"):
+        fp32_product[(1,)](a, b, c, PRECISION=precision)
+        errors[precision] = float((c - want).norm() / want.norm())
+    assert 2e-4 < errors[None] == errors["tf32"] < 4e-4
+    assert errors["ieee"] < 1e-6 and errors["tf32x3"] < 1e-6
+
+
 def test_int8_dot_is_exact():
     a = torch.randint(-128, 128, (32, 64), dtype=torch.int8)
     b = torch.randint(-128, 128, (64, 32), dtype=torch.int8)
