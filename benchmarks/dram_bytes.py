@@ -140,16 +140,32 @@ def add_dram_rows(writer, launches, l2: int) -> None:
             )  # fmt: skip
 
 
+def l2_explanation(side: str, asked: int, sectors: dict) -> str:
+    """Why L2 served more or less than programs requested, where it is above 10%; else ""."""
+    from_sms = f"sm_sectors_{side}" in sectors
+    served = 32 * sectors[f"sm_sectors_{side}" if from_sms else f"l2_sectors_{side}"]
+    if abs(served - asked) <= 0.1 * asked:
+        return ""
+    if served < asked:
+        return f"{side}: an SM's L1 answered requests for what it had just read"
+    if not from_sms:
+        return f"{side}: traffic between the halves of L2 is counted too"
+    return f"{side}: whole sectors of 32 bytes move where fewer bytes were asked for"
+
+
 def add_l2_rows(writer, launches) -> None:
     """A row a kernel of the small cases: bytes requested by programs against L2's sectors."""
     for case in driver.cases("small"):
         for counts in meter.count(case.call, *case.tensors("cpu")).kernels:
             launch = of_kernel(launches, counts.name)
             sectors = {name: int(launch[name]) for name in launch if "sectors" in name}
+            asked = {"read": counts.requested_read, "written": counts.requested_written}
+            why = [l2_explanation(side, amount, sectors) for side, amount in asked.items()]
             add(
                 writer, "l2_sectors", counts.name, case, launch, case.work[counts.name],
                 requested_read=counts.requested_read,
                 requested_written=counts.requested_written,
+                explanation="; ".join(filter(None, why)),
                 **sectors,
             )  # fmt: skip
 
