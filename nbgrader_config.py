@@ -21,6 +21,8 @@ c.Autograde.autograde_preprocessors = [
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 c.ExecuteUntilStuck.timeout = 10
+# No history file, and no warning of the kernel's own between the lines of the progress bar.
+c.ExecuteUntilStuck.extra_arguments = ["--HistoryManager.hist_file=:memory:", "--log-level=ERROR"]
 
 # nbgrader gives 0 to a test cell with anything on stderr: a right solution that warns keeps its
 # marks. The pattern is a must, `enabled` alone ignores nothing.

@@ -13,6 +13,7 @@ condition without which nothing in the task counts.
 
 import os
 import random
+import textwrap
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,9 @@ __all__ = [
     "time_on_gpu",
     "writes_once",
 ]
+
+
+INDENT = " " * 7
 
 
 def seed() -> str:
@@ -100,7 +104,7 @@ class Task:
         self.failures.append((title, failure))
         print(f"✗ {price}  {title}")
         for line in explain(failure).splitlines():
-            print(f"       {line}")
+            print(textwrap.fill(line, 100, initial_indent=INDENT, subsequent_indent=INDENT))
 
     def draws(self, count: int) -> list[random.Random]:
         """Random generators for hidden tests, the same for every student of one seed."""

@@ -2,7 +2,7 @@
 
 cell: lab02_task2
 points: 4
-says: compare the two times, not FLOPs with bytes
+says: compare two times, not FLOPs with bytes
 """
 
 

@@ -2,7 +2,7 @@
 
 cell: lab02_task5
 points: 2
-says: a last tile that is not full needs a program too
+says: a tile that is not full needs a program too
 """
 
 from kernelbook.work import Work
