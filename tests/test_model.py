@@ -238,14 +238,24 @@ def test_functions_come_back_after_an_error(small):
     assert ours.functions is before
 
 
-def test_rope_tables_grow_and_follow_the_dtype(small):
-    _, ours = twins()
+def test_rope_tables_grow_and_follow_the_model():
+    _, ours = twins(max_position_embeddings=16)
+    assert len(ours.cos) == 16
     with torch.inference_mode():
-        ours(tokens(length=3))
-    loss = ours(tokens(length=70)).sum()
-    loss.backward()  # tables made under inference_mode must not poison training
+        ours(tokens(length=20))
+    assert len(ours.cos) == 32
+    ours(tokens(length=20)).sum().backward()  # tables made in inference mode must not stop training
     assert ours.embed_tokens.weight.grad is not None
-    assert ours.double()(tokens(length=3)).dtype == torch.float64
+    assert ours.bfloat16().sin.dtype == torch.bfloat16
+
+
+def test_a_step_makes_no_tables():
+    """Or the first step's counts would differ from the second's."""
+    made = []
+    ours = model.random_model(model.LlamaConfig(97, 64, 96, 1, 4, 2, 16), torch.float32, "cpu")
+    ours.reserve = made.append
+    ours(tokens(vocab=97))
+    assert not made
 
 
 @pytest.mark.parametrize("name,billions", [("1b", 1.2358), ("8b", 8.0303)])

@@ -20,6 +20,8 @@ from kernelbook.model.attention import plain_attention
 from kernelbook.model.cache import KVCache
 from kernelbook.model.config import LlamaConfig
 
+RESERVED = 8192  # positions that a new model has rotary tables for: 2 MB at head_dim 64 in bf16
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, the statistic in fp32."""
@@ -120,7 +122,9 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
         self.norm = Norm(config)
         self.lm_head = None if config.tied else nn.Linear(config.hidden, config.vocab, bias=False)
-        self._rope_tables: tuple | None = None
+        for table in ("cos", "sin"):
+            self.register_buffer(table, torch.empty(0), persistent=False)
+        self.reserve(min(config.context, RESERVED))
 
     @property
     def device(self) -> torch.device:
@@ -164,12 +168,14 @@ class Llama(nn.Module):
             x = x[:, -1:]  # the head reads vocab × hidden weights a row: 1 row instead of S
         return F.linear(self.norm(x, self.functions), self.head)
 
+    def reserve(self, length: int):
+        """Make rotary tables for positions below `length`, so that a step only views them."""
+        with torch.inference_mode(False):  # so that training may use them later
+            tables = rope.tables(self.config, length)
+            self.cos, self.sin = (table.to(self.device, self.dtype) for table in tables)
+
     def _positions(self, start: int, end: int):
-        """Rows start..end of the rotary tables, which grow by doubling: usually two views."""
-        kept, place = self._rope_tables, (self.dtype, self.device)
-        if kept is None or len(kept[0]) < end or (kept[0].dtype, kept[0].device) != place:
-            length = max(64, 1 << (end - 1).bit_length())
-            with torch.inference_mode(False):  # so that training may use them later
-                tables = rope.tables(self.config, length)
-                kept = self._rope_tables = tuple(t.to(self.device, self.dtype) for t in tables)
-        return kept[0][start:end], kept[1][start:end]
+        """Rows start..end of the rotary tables, which double when a text outgrows them."""
+        if len(self.cos) < end:
+            self.reserve(1 << (end - 1).bit_length())
+        return self.cos[start:end], self.sin[start:end]

@@ -32,6 +32,7 @@ def load(folder: str | Path, dtype: torch.dtype | None = None, device="cpu") -> 
                 _check_shape(stored, tensor, expected[_name(stored)])
                 weights[_name(stored)] = tensor.to(dtype or tensor.dtype)
     model.load_state_dict(weights, assign=True)
+    model.reserve(len(model.cos))  # those made above are as empty as the weights were
     return model.requires_grad_(False).eval()
 
 

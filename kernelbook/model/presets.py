@@ -68,4 +68,5 @@ def random_model(shape: str | LlamaConfig, dtype=torch.bfloat16, device="cuda", 
             weight.normal_(0, weight.shape[1] ** -0.5, generator=generator)
         else:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
+    model.reserve(len(model.cos))
     return model.requires_grad_(False).eval()
