@@ -47,8 +47,11 @@ def stem(kernel: str) -> str:
 
 
 def of_kernel(launches: list[dict], kernel: str) -> dict:
-    """The launch of a kernel or of its twin; each runs once."""
-    return next(launch for launch in launches if launch["kernel"].startswith(stem(kernel)))
+    """The launch of a kernel or of its twin; each runs once. LookupError where it is missing."""
+    for launch in launches:
+        if launch["kernel"].startswith(stem(kernel)):
+            return launch
+    raise LookupError(f"no launch of {kernel}, only of {[one['kernel'] for one in launches]}")
 
 
 def command(ncu: str, size: str, metrics: dict, processes: str) -> list[str]:
