@@ -17,8 +17,8 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import TensorWrapper
 
 from kernelbook._access import Argument, Running, argument
-from kernelbook._builder import numpy_dtype
 from kernelbook._launches import bind, resolve_grid
+from kernelbook._values import numpy_dtype
 
 builder, semantic = insides.interpreter_builder, insides.interpreter_semantic
 _rewritten = weakref.WeakKeyDictionary()

@@ -1,8 +1,9 @@
 """Triton's interpreter, made right and safe, and open to observers.
 
-Everything that touches the insides of Triton is in this file and in the five it is made of:
-`_lowfloat` (bf16 and fp8 numbers), `_access` (which memory a launch may touch), `_builder` (what
-an operation does), `_programs` (running a grid), `_launches` (recording instead of running).
+Everything that touches the insides of Triton is in this file and in those it is made of:
+`_lowfloat` (bf16 and fp8 numbers), `_values` (how arrays hold them), `_builder` (what an operation
+computes), `_builder_memory` and `_access` (what a launch may touch), `_programs` (running a grid),
+`_launches` (recording instead of running).
 Students' kernels profit without doing anything: `import kernelbook` installs it.
 """
 
