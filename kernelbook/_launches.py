@@ -121,7 +121,11 @@ def record_launch(kernel, grid, args: tuple, kwargs: dict, autotuned=False) -> L
 def bind(kernel, args: tuple, kwargs: dict):
     """(name -> value, Triton's type of each, other options) of a call, defaults filled in."""
     _, binder = _binder(kernel)
-    bound, specialization, options = binder(*args, **kwargs)
+    try:
+        bound, specialization, options = binder(*args, **kwargs)
+    except TypeError as error:  # Triton's binder has a name of its own
+        message = str(error).replace("dynamic_func()", f"kernel {kernel.fn.__name__}")
+        raise TypeError(message) from None
     return bound, [kind for kind, _ in specialization], options
 
 

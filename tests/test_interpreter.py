@@ -490,6 +490,8 @@ def test_a_misspelled_argument_is_an_error():
     x, y, out = torch.ones(3, 16)
     with pytest.raises(TypeError, match=r"no parameter.*BLOK"):
         add[(1,)](x, y, out, 16, BLOCK=16, BLOK=2)
+    with pytest.raises(TypeError, match="kernel add missing 1 required positional argument: 'n'"):
+        add[(1,)](x, y, out, BLOCK=16)
 
 
 def pick_block(configs, named, **kwargs):
