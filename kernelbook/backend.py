@@ -6,6 +6,7 @@ interpreter, on a machine with a GPU too. Without a usable GPU everything is int
 
 import os
 import platform
+import re
 import shutil
 import sys
 from contextlib import contextmanager
@@ -120,9 +121,10 @@ def unusable_gpu() -> str | None:
 def _driver() -> str:
     try:
         with open("/proc/driver/nvidia/version") as version:
-            return version.readline().split("Kernel Module")[-1].split()[0].strip("for ")
-    except (OSError, IndexError):
-        return "unknown"
+            found = re.search(r"\d+\.\d+(\.\d+)?", version.readline())
+    except OSError:
+        found = None
+    return found.group() if found else "unknown"
 
 
 def machine() -> Facts | None:
