@@ -221,7 +221,7 @@ def profile(fn, warmup: int = 3, calls: int = 1) -> Timeline:
         fn()
     torch.cuda.synchronize()
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         with torch.profiler.record_function(REGION):  # leaves out the synchronize that follows
             for _ in range(calls):
                 fn()
