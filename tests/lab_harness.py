@@ -95,6 +95,12 @@ def answers(lab: str) -> dict[str, str]:
     return {cell.metadata.nbgrader.grade_id: cell.source for cell in answered}
 
 
+def points(lab: str) -> dict[str, float]:
+    """Full points of each test cell by id, in order."""
+    graders = [cell.metadata.get("nbgrader", {}) for cell in notebook(lab).cells]
+    return {grader.grade_id: grader.points for grader in graders if grader.get("grade")}
+
+
 def wrong_answers(lab: str = "*") -> list[WrongAnswer]:
     return [read_wrong_answer(path) for path in sorted(WRONG_ANSWERS.glob(f"{lab}/*.py"))]
 

@@ -149,6 +149,8 @@ def graded(tmp_path_factory):
     (submissions / "other name" / LAB).mkdir(parents=True)
     nbformat.write(tiny_lab(), submissions / "other name" / LAB / "Untitled.ipynb")
     (submissions / "wrong lab" / "lab91_none").mkdir(parents=True)
+    (submissions / "no folder").mkdir()
+    nbformat.write(tiny_lab(), submissions / "no folder" / f"{LAB}.ipynb")
     before = digests(submissions)
     done = run_grade(submissions, folder / "out", folder / "solutions")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -167,6 +169,7 @@ def test_points_and_reason(graded, student):
 
 def test_a_wrong_name_is_named(graded):
     assert "expected lab90_tiny.ipynb, found Untitled.ipynb" in graded[1]["other name"]["note"]
+    assert "expected a folder for each lab, found lab90" in graded[1]["no folder"]["note"]
     assert "no lab of this name; there are lab90_tiny" in graded[1]["wrong lab"]["note"]
 
 

@@ -8,7 +8,6 @@ in a container or on a machine without anything to lose.
 
 import argparse
 import csv
-import html
 import logging
 import multiprocessing
 import os
@@ -16,47 +15,29 @@ import secrets
 import shutil
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import nbformat
-from nbgrader.api import Gradebook
-from nbgrader.converters import Autograde, GenerateAssignment, GenerateFeedback
+from nbgrader.converters import GenerateAssignment
 from tqdm import tqdm
 
 from kernelbook.course.labs import ROOT, configuration, convert, copy_lab, names
-from kernelbook.course.repair import Unusable, read, repair
+from kernelbook.course.submission import Grade, grade_one, page_of_reasons, test_points
 
-CELL_SECONDS = 10
-# Processes are forked from one that has imported this module and started nothing.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["kernelbook.course.grade"])
-
-
-@dataclass
-class Grade:
-    """One submission's result; `tasks` maps a test cell's id to (points, out of)."""
-
-    student: str
-    lab: str
-    tasks: dict[str, tuple[float, float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    feedback: str = ""
-
-    @property
-    def points(self) -> float:
-        return sum(points for points, _ in self.tasks.values())
-
-    @property
-    def out_of(self) -> float:
-        return sum(most for _, most in self.tasks.values())
+# Forked, so that torch and nbgrader are imported once. Nothing here may start a thread before.
+PROCESSES = multiprocessing.get_context("fork")
+tqdm.monitor_interval = 0
 
 
 def find(submissions: Path) -> list[tuple[str, str]]:
-    """(student, lab) of every folder two levels down, in order."""
-    folders = sorted(path for path in submissions.glob("*/*") if path.is_dir())
-    return [(path.parent.name, path.name) for path in folders if path.name[0] != "."]
+    """(student, lab) of every folder two levels down, in order; lab is "" where there is none."""
+    students = [path for path in sorted(submissions.glob("[!.]*")) if path.is_dir()]
+    found = []
+    for student in students:
+        labs = [path.name for path in sorted(student.glob("[!.]*")) if path.is_dir()]
+        found += [(student.name, lab) for lab in labs or [""]]
+    return found
 
 
 def prepare(solutions: Path, template: Path) -> None:
@@ -65,86 +46,6 @@ def prepare(solutions: Path, template: Path) -> None:
     for lab in names(solutions):
         copy_lab(solutions / lab, template / "solutions" / lab)
         convert(GenerateAssignment, config, lab)
-
-
-def notebook_path(folder: Path, lab: str) -> Path:
-    """The submitted notebook; Unusable where there is none of the lab's name."""
-    path = folder / f"{lab}.ipynb"
-    if path.is_file():
-        return path
-    found = ", ".join(sorted(other.name for other in folder.iterdir())) or "an empty folder"
-    raise Unusable(f"expected {lab}.ipynb, found {found}")
-
-
-def grade_one(submissions: Path, student: str, lab: str, template: Path, out: Path) -> Grade:
-    """Grade one submission; whatever goes wrong ends in its own notes."""
-    grade = Grade(student, lab)
-    page = out / "feedback" / student / f"{lab}.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    grade.feedback = str(page.relative_to(out))
-    try:
-        released = template / "labs" / lab / f"{lab}.ipynb"
-        if not released.is_file():
-            raise Unusable(f"no lab of this name; there are {', '.join(names(template / 'labs'))}")
-        release = nbformat.read(released, as_version=4)
-        grade.tasks = {cell: (0.0, most) for cell, most in test_points(release).items()}
-        submission = read(notebook_path(submissions / student / lab, lab))
-        notebook, grade.notes = repair(submission, release)
-        # A path of our own: nbgrader takes [, ] and * in names for patterns.
-        with tempfile.TemporaryDirectory(prefix="grade-") as course:
-            _run_nbgrader(grade, notebook, template, Path(course), page)
-    except Unusable as reason:
-        grade.notes.append(str(reason))
-    except Exception as error:
-        grade.notes.append(f"could not be graded: {type(error).__name__}: {error}")
-    if not page.exists():
-        page.write_text(_page_of_reasons(grade))
-    return grade
-
-
-def test_points(release) -> dict[str, float]:
-    """Points of each test cell of a lab, in order."""
-    graders = [cell.metadata.get("nbgrader", {}) for cell in release.cells]
-    return {
-        grader["grade_id"]: float(grader["points"]) for grader in graders if grader.get("grade")
-    }
-
-
-def _run_nbgrader(grade: Grade, notebook, template: Path, course: Path, page: Path) -> None:
-    """nbgrader's autograding and feedback, in a course folder that holds this submission alone."""
-    shutil.copy(template / "gradebook.db", course)
-    copy_lab(template / "solutions" / grade.lab, course / "solutions" / grade.lab)
-    submitted = course / "submitted" / "student" / grade.lab / f"{grade.lab}.ipynb"
-    submitted.parent.mkdir(parents=True)
-    nbformat.write(notebook, submitted)
-    config = configuration(course)
-    config.ExecuteUntilStuck.timeout = int(os.getenv("KERNELBOOK_CELL_SECONDS", CELL_SECONDS))
-    convert(Autograde, config, grade.lab, student_id="student")
-    _read_points(grade, config.CourseDirectory.db_url)
-    autograded = course / "autograded" / "student" / grade.lab / f"{grade.lab}.ipynb"
-    grade.notes += _stops(nbformat.read(autograded, as_version=4))
-    convert(GenerateFeedback, config, grade.lab, student_id="student")
-    shutil.copy(course / "feedback" / "student" / grade.lab / f"{grade.lab}.html", page)
-
-
-def _read_points(grade: Grade, database: str) -> None:
-    with Gradebook(database) as gradebook:
-        submission = gradebook.find_submission_notebook(grade.lab, grade.lab, "student")
-        for entry in submission.grades:
-            grade.tasks[entry.name] = (entry.score, entry.max_score)
-
-
-def _stops(notebook) -> list[str]:
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    named = ("Stopped", "NoScore")
-    return [o.evalue for o in outputs if o.output_type == "error" and o.ename in named]
-
-
-def _page_of_reasons(grade: Grade) -> str:
-    reasons = "".join(f"<li>{html.escape(note)}</li>" for note in grade.notes)
-    title = html.escape(f"{grade.lab}: {grade.points:g} of {grade.out_of:g} points")
-    head = f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
-    return f"{head}<h1>{title}</h1><ul>{reasons}</ul>\n"
 
 
 def write_csv(grades: list[Grade], path: Path) -> None:
@@ -183,40 +84,52 @@ def environment(seed: str) -> dict[str, str]:
 def grade_all(submissions: Path, out: Path, solutions: Path, jobs: int, seed: str) -> list[Grade]:
     """Grade a folder of student/lab/lab.ipynb into `out`; the order is the folder's."""
     os.environ.update(environment(seed))
-    found = find(submissions)
-    with tempfile.TemporaryDirectory(prefix="grade-") as folder, ThreadPoolExecutor(jobs) as pool:
-        template = Path(folder)
-        prepare(solutions, template)
-        futures = [pool.submit(_isolated, submissions, *key, template, out) for key in found]
-        for _ in tqdm(as_completed(futures), total=len(futures), desc="grading", unit="lab"):
-            pass
-    return [future.result() for future in futures]
+    waiting, running, grades = find(submissions), {}, {}
+    with tempfile.TemporaryDirectory(prefix="grade-") as template:
+        prepare(solutions, Path(template))
+        for _ in tqdm(list(waiting), desc="grading", unit="lab"):
+            while waiting and len(running) < jobs:
+                key = waiting.pop(0)
+                receiver, process = _start(submissions, *key, Path(template), out)
+                running[receiver] = key, process
+            receiver = wait(list(running))[0]
+            key, process = running.pop(receiver)
+            grades[key] = _received(receiver, process) or _lost(key, process, Path(template), out)
+    return [grades[key] for key in find(submissions)]
 
 
-def _isolated(submissions: Path, student: str, lab: str, template: Path, out: Path) -> Grade:
-    """`grade_one` in a process of its own; if that process dies, a grade that says so."""
+def _start(*arguments):
+    """`grade_one` in a process of its own, forked from this one, and the end of its pipe."""
     receiver, sender = PROCESSES.Pipe(duplex=False)
-    arguments = (sender, submissions, student, lab, template, out)
-    process = PROCESSES.Process(target=_grade_and_send, args=arguments)
+    process = PROCESSES.Process(target=_grade_and_send, args=(sender, *arguments))
     process.start()
     sender.close()
+    return receiver, process
+
+
+def _grade_and_send(sender, *arguments) -> None:
+    sender.send(grade_one(*arguments))
+
+
+def _received(receiver, process) -> Grade | None:
+    """What the process sent; None if it died before that."""
     try:
         return receiver.recv()
     except EOFError:
-        process.join()
-        release = nbformat.read(template / "labs" / lab / f"{lab}.ipynb", as_version=4)
-        nothing = {cell: (0.0, most) for cell, most in test_points(release).items()}
-        note = f"could not be graded: it ended the grading process (exit code {process.exitcode})"
-        grade = Grade(student, lab, nothing, [note], f"feedback/{student}/{lab}.html")
-        (out / grade.feedback).write_text(_page_of_reasons(grade))
-        return grade
+        return None
     finally:
         process.join()
 
 
-def _grade_and_send(sender, submissions: Path, student: str, lab: str, template: Path, out: Path):
-    _quiet(out)
-    sender.send(grade_one(submissions, student, lab, template, out))
+def _lost(key: tuple[str, str], process, template: Path, out: Path) -> Grade:
+    """The grade of a submission whose process died."""
+    student, lab = key
+    release = nbformat.read(template / "labs" / lab / f"{lab}.ipynb", as_version=4)
+    nothing = {cell: (0.0, most) for cell, most in test_points(release).items()}
+    note = f"could not be graded: it ended the grading process (exit code {process.exitcode})"
+    grade = Grade(student, lab, nothing, [note], f"feedback/{student}/{lab}.html")
+    (out / grade.feedback).write_text(page_of_reasons(grade))
+    return grade
 
 
 def _fresh(out: Path) -> None:
@@ -242,7 +155,7 @@ def main(arguments=None) -> None:
     parser.add_argument("--seed", default=os.getenv("KERNELBOOK_SEED"), help="of the hidden tests")
     options = parser.parse_args(arguments)
     submissions, out = options.submissions.resolve(), options.out.resolve()
-    if not find(submissions):
+    if not any(lab for _, lab in find(submissions)):
         raise SystemExit(f"no folder student/lab in {options.submissions}")
     if out == submissions or out in submissions.parents or submissions in out.parents:
         raise SystemExit(f"OUT={options.out} overlaps the submissions: choose another folder")
