@@ -8,6 +8,8 @@ import numpy as np
 class AccessError(IndexError):
     """A kernel touched memory outside its tensors; raised before the memory is touched."""
 
+    __module__ = "kernelbook.interpreter"  # where it is to be found
+
 
 @dataclass(frozen=True)
 class Argument:

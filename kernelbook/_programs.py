@@ -1,12 +1,10 @@
 """Run the programs of a launch in the interpreter, on CPU tensors, one after another."""
 
-import ast
 import functools
-import inspect
-import textwrap
+import itertools
+import os
 import types
 import warnings
-import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,14 +14,19 @@ from triton.runtime import interpreter as insides
 from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import TensorWrapper
 
-from kernelbook._access import Argument, Running, argument
+from kernelbook._access import AccessError, Argument, Running, argument
 from kernelbook._launches import bind, resolve_grid
+from kernelbook._rewrite import rewritten
 from kernelbook._values import numpy_dtype
 
 builder, semantic = insides.interpreter_builder, insides.interpreter_semantic
-_rewritten = weakref.WeakKeyDictionary()
 _patches: list[tuple] = []  # (module or class, attribute, compiled, interpreted)
 
+_HERE = os.path.dirname(__file__)
+INSIDES = (
+    os.path.dirname(tl.__path__[0]),
+    *(f"{_HERE}/{name}" for name in ("_access", "_builder", "_programs", "interpreter.py")),
+)
 # Launch options that only the compiler reads; anything else that is no parameter is a misspelling.
 OPTIONS = {*CUDAOptions.__dataclass_fields__, "debug", "instrumentation_mode", "ir_override"}
 
@@ -43,8 +46,7 @@ def run_grid(kernel, grid, args: tuple, kwargs: dict, observers=(), reachable=()
         return
 
     arguments: list[Argument] = []
-    launch = Running(kernel.fn.__name__, arguments, observers)
-    with _interpreting(launch):
+    with _interpreting(Running(kernel.fn.__name__, arguments, observers)):
         given = {
             name: _device_value(name, kind, value, arguments)
             for (name, value), kind in zip(bound.items(), kinds, strict=True)
@@ -53,20 +55,34 @@ def run_grid(kernel, grid, args: tuple, kwargs: dict, observers=(), reachable=()
         for observer in observers:
             tensors = {where.name: where.tensor for where in arguments}
             observer.launch(kernel.fn.__name__, grid, tensors)
-        program = rewritten(kernel.fn)
-        builder.set_grid_dim(*grid)
-        for z in range(grid[2]):
-            for y in range(grid[1]):
-                for x in range(grid[0]):
-                    builder.set_grid_idx(x, y, z)
-                    program(**given)
+        try:
+            _run_programs(rewritten(kernel.fn, semantic.to_tensor), grid, given)
+        except AccessError as error:
+            raise error.with_traceback(_in_kernels(error.__traceback__)) from None
         for observer in observers:
             observer.end_launch()
 
 
+def _run_programs(program, grid, given: dict) -> None:
+    builder.set_grid_dim(*grid)
+    for z, y, x in itertools.product(*map(range, reversed(grid))):
+        builder.set_grid_idx(x, y, z)
+        program(**given)
+
+
+def _in_kernels(trace):
+    """The traceback without the frames of Triton and of this package: the kernel's own lines."""
+    if trace is None:
+        return None
+    rest = _in_kernels(trace.tb_next)
+    if trace.tb_frame.f_code.co_filename.startswith(INSIDES):
+        return rest
+    return types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
 def call_device_function(function, args, kwargs):
     """A `@triton.jit` function called from a kernel that is being interpreted."""
-    return rewritten(function.fn)(*args, **kwargs)
+    return rewritten(function.fn, semantic.to_tensor)(*args, **kwargs)
 
 
 @contextmanager
@@ -186,48 +202,3 @@ def _descriptor(name: str, descriptor, arguments: list[Argument]):
 def _number(value: int):
     dtype = tl.int64
     return tl.tensor(TensorHandle(np.array([value], np.int64), dtype), dtype)
-
-
-class _Assignments(ast.NodeTransformer):
-    """`x = 0` makes a tensor, as it does when compiled."""
-
-    def visit_Assign(self, node):
-        if len(node.targets) > 1:
-            raise ValueError("a kernel cannot assign to several names at once (a = b = ...)")
-        call = ast.Name(id="__to_tensor", ctx=ast.Load())
-        node.value = ast.Call(func=call, args=[node.value, ast.Constant(False)], keywords=[])
-        return node
-
-
-def rewritten(fn: types.FunctionType) -> types.FunctionType:
-    """`fn` with its assignments making tensors; same globals, closure, file and line numbers."""
-    if fn not in _rewritten:
-        _rewritten[fn] = _rewrite(fn)
-    return _rewritten[fn]
-
-
-def _rewrite(fn):
-    try:
-        lines, start = inspect.getsourcelines(fn)
-    except (OSError, TypeError):
-        return fn  # no source text: run it as it is
-    tree = _Assignments().visit(ast.parse(textwrap.dedent("".join(lines))))
-    kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
-    kernel.decorator_list = []
-    # Names of the enclosing function must stay closure variables: define it inside a function.
-    free = ["__to_tensor", *fn.__code__.co_freevars]
-    factory = ast.parse(f"def factory({', '.join(free)}): pass").body[0]
-    factory.body = [kernel]
-    ast.increment_lineno(kernel, start - 1)
-    module = ast.fix_missing_locations(ast.Module([factory], []))
-    outer = _code_named("factory", compile(module, fn.__code__.co_filename, "exec"))
-    code = _code_named(fn.__name__, outer)
-    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
-    cells["__to_tensor"] = types.CellType(semantic.to_tensor)
-    closure = tuple(cells[name] for name in code.co_freevars)
-    return types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, closure)
-
-
-def _code_named(name: str, code: types.CodeType) -> types.CodeType:
-    found = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return next(const for const in found if const.co_name == name)

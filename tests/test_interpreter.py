@@ -356,8 +356,14 @@ def through_helper(x, y, out, n, BLOCK: tl.constexpr):
 
 def test_error_in_a_helper_is_still_an_access_error():
     x, y, out = torch.ones(3, 100)
-    with pytest.raises(IndexError, match="kernel through_helper: load of x at element 100"):
+    with pytest.raises(
+        IndexError, match="kernel through_helper: load of x at element 100"
+    ) as error:
         through_helper[(1,)](x, y, out, 100, BLOCK=128)
+    *_, helper, line = [str(entry.statement).strip() for entry in error.traceback]
+    assert helper.startswith("load_past_end(x, y") and line.startswith(
+        "tl.store(out + i, tl.load(x"
+    )
 
 
 def test_a_view_ends_where_the_view_ends():
