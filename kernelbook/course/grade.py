@@ -4,6 +4,9 @@ nbgrader does the grading. This adds what it lacks: every submission is graded i
 course folder of its own, so that none harms another; what is broken is named with its reason.
 Submissions are read, never written. Notebooks are run as they are: there is no sandbox, so grade
 in a container or on a machine without anything to lose.
+
+OUT=folder is where results go (build/grades), KERNELBOOK_SEED the seed of the hidden tests (else
+drawn and printed), KERNELBOOK_CELL_SECONDS the limit of a cell (10; more for a slow machine).
 """
 
 import argparse
