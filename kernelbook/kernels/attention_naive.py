@@ -85,32 +85,34 @@ def scores_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """scores[h, i, j] = scale · (q[h, i] · k[h // groups, j]), -inf where j lies in the future."""
+    """scores[h, i, j] = scale · (q[h, i] · k[h // groups, j]), -inf where j lies in the future.
+
+    A program keeps its queries and walks along TILES tiles of keys: the next keys arrive while
+    the last scores leave, and L2 delivers BLOCK_N keys, not queries too, for a tile of scores.
+    """
     head = tl.program_id(2).to(tl.int64)  # of all heads of the batch
     batch, h = head // query_heads, head % query_heads
     i = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    j = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     q += batch * stride_qb + h * stride_qh
     k += batch * stride_kb + (h // groups) * stride_kh
-    q_tile = q + i.to(tl.int64)[:, None] * stride_qs + d[None, :] * stride_qd  # [BLOCK_M, BLOCK_D]
-    k_tile = k + j.to(tl.int64)[None, :] * stride_ks + d[:, None] * stride_kd  # [BLOCK_D, BLOCK_N]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for start in range(0, HEAD_DIM, BLOCK_D):
-        inside = d < HEAD_DIM - start
-        q_block = tl.load(q_tile, mask=(i < queries)[:, None] & inside[None, :], other=0.0)
-        k_block = tl.load(k_tile, mask=inside[:, None] & (j < keys)[None, :], other=0.0)
-        acc = tl.dot(q_block, k_block, acc, input_precision="ieee")
-        q_tile += BLOCK_D * stride_qd
-        k_tile += BLOCK_D * stride_kd
-    acc *= scale
-    if CAUSAL:
-        acc = tl.where(j[None, :] <= i[:, None] + (keys - queries), acc, float("-inf"))
-    row = head * queries + i  # 64 bits: there are B · Hq · Sq · Skv scores
-    to = scores + row[:, None] * keys + j[None, :]
-    inside = (i < queries)[:, None] & (j < keys)[None, :]
-    tl.store(to, acc.to(scores.dtype.element_ty), mask=inside)
+    q_at = q + i.to(tl.int64)[:, None] * stride_qs + d[None, :] * stride_qd
+    q_exists = (i < queries)[:, None] & (d < HEAD_DIM)[None, :]
+    q_tile = tl.load(q_at, mask=q_exists, other=0.0)  # [BLOCK_M, BLOCK_D]
+    row = scores + (head * queries + i)[:, None] * keys  # 64 bits: B · Hq · Sq · Skv scores
+    first = tl.program_id(0) * (TILES * BLOCK_N)
+    for start in range(first, tl.minimum(first + TILES * BLOCK_N, keys), BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        k_at = k + j.to(tl.int64)[None, :] * stride_ks + d[:, None] * stride_kd
+        k_exists = (d < HEAD_DIM)[:, None] & (j < keys)[None, :]
+        k_tile = tl.load(k_at, mask=k_exists, other=0.0)  # [BLOCK_D, BLOCK_N]
+        s = tl.dot(q_tile, k_tile, input_precision="ieee") * scale
+        if CAUSAL:
+            s = tl.where(j[None, :] <= i[:, None] + (keys - queries), s, float("-inf"))
+        inside = (i < queries)[:, None] & (j < keys)[None, :]
+        tl.store(row + j[None, :], s.to(scores.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -228,14 +230,27 @@ def _tile_m(queries: int, dtype: torch.dtype, head_dim: int) -> int:
     return max(16, min(most, triton.next_power_of_2(queries)))
 
 
+def scores_config(queries: int, keys: int, head_dim: int, dtype: torch.dtype):
+    """(queries, keys of a tile, tiles of a program, warps, stages) of the scores' kernel."""
+    if dtype == torch.float32 or backend.capability() < (8, 0):
+        block_m, block_n, num_stages = 64 if head_dim <= 64 else 32, 32, 2 if head_dim <= 128 else 1
+    elif head_dim > 128:
+        block_m, block_n, num_stages = 64, 32, 2
+    else:
+        block_m, block_n, num_stages = 128, 64, 3
+    block_m = max(16, min(block_m, triton.next_power_of_2(queries)))
+    block_n = max(16, min(block_n, triton.next_power_of_2(keys)))
+    # Few queries: more programs are worth more than keeping the queries.
+    tiles = 1 if queries <= 16 else 8
+    return block_m, block_n, tiles, 4, num_stages
+
+
 def write_scores(q, k, scores, causal: bool, scale: float) -> None:
     """scores [B, Hq, Sq, Skv] (contiguous) = scale · q kᵀ, future keys at -inf."""
     batch, query_heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1:3]
-    block_m = _tile_m(queries, q.dtype, 64)
-    block_n = max(16, min(block_m if block_m > 16 else 128, triton.next_power_of_2(keys)))
-    block_d = max(16, min(32 if q.dtype == torch.float32 else 64, triton.next_power_of_2(head_dim)))
-    grid = (triton.cdiv(keys, block_n), triton.cdiv(queries, block_m), batch * query_heads)
+    block_m, block_n, tiles, num_warps, num_stages = scores_config(queries, keys, head_dim, q.dtype)
+    grid = (triton.cdiv(keys, tiles * block_n), triton.cdiv(queries, block_m), batch * query_heads)
     scores_kernel[grid](
         q,
         k,
@@ -251,9 +266,10 @@ def write_scores(q, k, scores, causal: bool, scale: float) -> None:
         CAUSAL=causal,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_D=block_d,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=2,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        TILES=tiles,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
 
 
@@ -270,7 +286,7 @@ def softmax_rows(scores) -> None:
         WHOLE_ROW=keys <= LONGEST_ROW,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        num_warps=4 if block_n <= 2048 else 16,
+        num_warps=max(4, min(16, block_n // 512)),  # 16 elements a thread where a row is short
     )
 
 
