@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks import _dram_driver as driver
 from kernelbook import backend, meter, timing
+from kernelbook.kernels import matmul
 from kernelbook.work import Work
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -109,6 +110,17 @@ def profile(ncu: str, size: str) -> list[dict]:
     return []
 
 
+def bands_of_tiles() -> str:
+    """How often the large matrix product reads b, from its shape and tiles."""
+    m, n, k = driver.PRODUCT["large"]
+    bands = -(-m // (matmul.GROUP * matmul.config(m, n, driver.HALF).block_m))
+    a, b = (size * k * driver.HALF.itemsize / 1e6 for size in (m, n))
+    return (
+        f"each of {bands} bands of tiles reads all of b ({b:.0f} MB), gone from L2 since the band "
+        f"before: {bands} x {b:.0f} + {a:.0f} = {bands * b + a:.0f} MB"
+    )
+
+
 def explanation(kernel: str, side: str, counted: int, measured: float, l2: int) -> str:
     """Why DRAM moved more or less than counted, where the difference is above 10%; else ""."""
     if abs(measured - counted) <= 0.1 * counted:
@@ -121,7 +133,7 @@ def explanation(kernel: str, side: str, counted: int, measured: float, l2: int) 
     if measured < counted:
         return "read: part was found in L2"
     if kernel == "matmul_kernel":
-        return "read: bands of tiles far apart read the same columns of b, gone from L2 by then"
+        return f"read: {bands_of_tiles()}"
     return "read: programs share inputs, and some left L2 before the last of them asked"
 
 
@@ -150,7 +162,9 @@ def l2_explanation(side: str, asked: int, sectors: dict) -> str:
     if abs(served - asked) <= 0.1 * asked:
         return ""
     if served < asked:
-        return f"{side}: an SM's L1 answered requests for what it had just read"
+        return (
+            f"{side}: programs asked for the same lines, merged on their way to L2 or found in L1"
+        )
     if not from_sms:
         return f"{side}: traffic between the halves of L2 is counted too"
     return f"{side}: whole sectors of 32 bytes move where fewer bytes were asked for"

@@ -60,9 +60,13 @@ def test_differences_above_a_tenth_are_explained(side, counted, measured, why):
     assert why in found and bool(found) == bool(why)
 
 
+def test_the_product_reads_b_once_a_band():
+    assert "24 x 50 + 50 = 1258 MB" in bench.explanation("matmul_kernel", "read", 10**8, 1.26e9, L2)
+
+
 def test_sectors_are_explained():
     assert bench.l2_explanation("read", 3200, {"l2_sectors_read": 100}) == ""
-    assert "L1" in bench.l2_explanation("read", 6400, {"l2_sectors_read": 100})
+    assert "merged" in bench.l2_explanation("read", 6400, {"l2_sectors_read": 100})
     sectors = {"l2_sectors_written": 900, "sm_sectors_written": 100}
     assert "whole sectors" in bench.l2_explanation("written", 400, sectors)
 

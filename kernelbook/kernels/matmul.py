@@ -10,6 +10,7 @@ from kernelbook import backend
 from kernelbook.work import Work
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+GROUP = 8  # rows of tiles that run side by side, see the kernel
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -124,7 +125,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) ->
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k,
-            GROUP=8,
+            GROUP=GROUP,
             PRECISION="ieee",
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
