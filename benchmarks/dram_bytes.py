@@ -163,7 +163,7 @@ def l2_explanation(side: str, asked: int, sectors: dict) -> str:
         return ""
     if served < asked:
         return (
-            f"{side}: programs asked for the same lines, merged on their way to L2 or found in L1"
+            f"{side}: requests for the same lines were merged on their way to L2, or found in L1"
         )
     if not from_sms:
         return f"{side}: traffic between the halves of L2 is counted too"
