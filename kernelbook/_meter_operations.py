@@ -91,6 +91,11 @@ class OperationWatcher(TorchDispatchMode):
         if self.paused:
             return func(*args, **kwargs)
         _refuse_elsewhere(func, (args, kwargs))
+        if torch.is_inference_mode_enabled():  # composites arrive whole: `linear` instead of `mm`
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         out = func(*args, **kwargs)
         _refuse_elsewhere(func, out)
         self.paused = True

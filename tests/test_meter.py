@@ -627,3 +627,15 @@ def test_tiled_attention_moves_each_byte_once():
     assert naive.flops == counts.flops and naive.bytes > 10 * counts.bytes
     error = (counts.result - naive.result).norm() / naive.result.norm()
     assert error < 1e-2
+
+
+def test_inference_mode_counts_what_no_grad_counts():
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+
+    def step(mode):
+        with mode:
+            return torch.softmax(torch.nn.functional.linear(x, w) @ w, -1).reshape(-1)
+
+    inside, outside = (meter.count(step, mode()) for mode in (torch.inference_mode, torch.no_grad))
+    assert inside.flops == 2 * 2 * 4 * 8 * 8
+    assert [o.as_dict() for o in inside.operations] == [o.as_dict() for o in outside.operations]
