@@ -37,7 +37,7 @@ labs: setup-test ## generate labs/ from solutions/
 	@$(COURSE).labs
 
 grade: setup-test ## grade a folder of submissions: make grade SUBMISSIONS=folder
-	@$(COURSE).grade $(SUBMISSIONS)
+	@$(COURSE).grade "$(SUBMISSIONS)"
 
 records: setup ## measure on this GPU into build/records/
 	@$(RUN) -m benchmarks
