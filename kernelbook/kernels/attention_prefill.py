@@ -146,7 +146,8 @@ def _stream(
     return acc, l, m
 
 
-@triton.jit
+# Lengths and counts are not specialized: one binary serves them all.
+@triton.jit(do_not_specialize=["query_heads", "kv_heads", "queries", "keys", "heads", "together"])
 def attention_prefill_kernel(
     q, k, v, out, lse,
     query_heads, kv_heads, queries, keys, heads, together, scale,
@@ -239,6 +240,27 @@ def describable(x: torch.Tensor) -> bool:
     return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(steps) and min(x.stride()) > 0
 
 
+def uses_tma(q, k, v) -> bool:
+    """Whether the plain kernel loads by descriptors: through the copy engine, new in Hopper."""
+    able = q.is_cuda and backend.capability() >= (9, 0) and k.shape[2] > 0
+    return able and all(map(describable, (q, k, v)))
+
+
+def has_fast_twin(q, k, v, causal: bool) -> bool:
+    """Whether the kernel with warp roles (`attention_prefill_hopper`) takes this call."""
+    queries, head_dim = q.shape[2:]
+    return (
+        q.is_cuda
+        and backend.capability() == (9, 0)
+        and q.dtype != torch.float32
+        and 32 < head_dim <= 128
+        and head_dim % 8 == 0
+        and queries > 64  # one consumer's rows
+        and k.shape[2] >= (queries if causal else 1)  # it has no rows without keys
+        and all(map(describable, (q, k, v)))
+    )
+
+
 def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
     """softmax(scale · q kᵀ) v by tiles, the scores never written to memory.
 
@@ -251,8 +273,10 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
     of each row's sum of exponentials, fp32 [B, Hq, Sq] (-inf where no key is seen), by which
     partial results merge. Raises ValueError for other shapes, dtypes or devices.
 
-    From sm_90 on, tiles come through the copy engine (TMA) where the strides allow it; otherwise,
-    and in the interpreter, the same kernel loads through pointers.
+    On Hopper, fp16 and bf16 with a head dimension of 40 to 128 run in a kernel with warp roles
+    (`attention_prefill_hopper`). Elsewhere from sm_90 on, tiles come through the copy engine (TMA)
+    where the strides allow it; otherwise, and in the interpreter, the same plain kernel loads
+    through pointers. Before sm_80 Triton uses no tensor cores: right, and slow.
     Source: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -263,10 +287,15 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if return_lse else None
     if out.numel() == 0:
         return (out, lse) if return_lse else out
-    capability = backend.capability()
-    tile = config(queries, keys, head_dim, q.dtype, capability)
+    scale *= math.log2(math.e)  # exponentials are taken as powers of two
+    if has_fast_twin(q, k, v, causal):
+        from kernelbook.kernels import attention_prefill_hopper  # Gluon: only where it can run
+
+        attention_prefill_hopper.launch(q, k, v, out, lse, causal, scale)
+        return (out, lse) if return_lse else out
+    tile = config(queries, keys, head_dim, q.dtype, backend.capability())
     width = padded(head_dim)
-    tma = q.is_cuda and capability >= (9, 0) and keys > 0 and all(map(describable, (q, k, v)))
+    tma = uses_tma(q, k, v)
     sources = (q, k, v)
     if tma:
         blocks = (tile.block_m, tile.block_n, tile.block_n)
@@ -285,7 +314,7 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
         keys,
         heads,
         heads_together(heads, keys, head_dim, q.dtype) if causal else 1,
-        scale * math.log2(math.e),
+        scale,
         *q.stride(),
         *k.stride(),
         *v.stride(),
