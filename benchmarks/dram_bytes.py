@@ -162,9 +162,7 @@ def l2_explanation(side: str, asked: int, sectors: dict) -> str:
     if abs(served - asked) <= 0.1 * asked:
         return ""
     if served < asked:
-        return (
-            f"{side}: requests for the same lines were merged on their way to L2, or found in L1"
-        )
+        return f"{side}: requests for the same lines were merged on their way to L2, or found in L1"
     if not from_sms:
         return f"{side}: traffic between the halves of L2 is counted too"
     return f"{side}: whole sectors of 32 bytes move where fewer bytes were asked for"
