@@ -50,11 +50,16 @@ class Facts:
     python: str
 
 
-def capability() -> tuple[int, int]:
-    """Compute capability to choose configurations for: assumed, the GPU's, or the H200's."""
+def capability(device: torch.device | None = None) -> tuple[int, int]:
+    """Compute capability to choose configurations for: assumed, the GPU's, or the H200's.
+
+    Given a `device`, its own: on the CPU, in the interpreter, the H200's on every machine, so that
+    what is counted there does not depend on the GPU beside it.
+    """
     if "capability" in _override:
         return _override["capability"]
-    return torch.cuda.get_device_capability() if GPU else _assumed["capability"]
+    on_gpu = GPU and (device is None or device.type == "cuda")
+    return torch.cuda.get_device_capability() if on_gpu else _assumed["capability"]
 
 
 def sms() -> int:

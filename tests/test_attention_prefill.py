@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -285,6 +286,41 @@ def test_warp_roles_compile(width, causal):
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["shared"] <= 227 * 1024 and report["wgmma"] > 0
+
+
+# --- who computes which tile, with warp roles ----------------------------------------------
+
+
+def as_python(function, program: int, programs: int):
+    """A scalar Gluon function as plain Python, run as one program of several."""
+    language = SimpleNamespace(
+        num_programs=lambda axis: programs,
+        program_id=lambda axis: program,
+        where=lambda condition, a, b: a if condition else b,
+        minimum=min,
+        maximum=max,
+        constexpr=object,
+    )
+    return FunctionType(function.fn.__code__, {"gl": language})
+
+
+@given(
+    tiles=st.integers(1, 40),
+    heads=st.integers(1, 40),
+    sms=st.integers(1, 140),
+    order=st.sampled_from([(False, False), (True, False), (True, True)]),
+)
+def test_each_tile_has_one_program(tiles, heads, sms, order):
+    from kernelbook.kernels import attention_prefill_hopper as roles
+
+    with backend.assume(sms=sms):
+        programs = roles.programs(tiles, heads, order[1])
+    dealt = []
+    for program in range(programs):
+        steps = as_python(roles._steps, program, programs)(tiles * heads, *order)
+        assign = as_python(roles._assignment, program, programs)
+        dealt += [assign(step, tiles, heads, *order) for step in range(steps)]
+    assert sorted(dealt) == [(head, tile) for head in range(heads) for tile in range(tiles)]
 
 
 # --- planted faults turn the checks red ----------------------------------------------------

@@ -293,7 +293,7 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
 
         attention_prefill_hopper.launch(q, k, v, out, lse, causal, scale)
         return (out, lse) if return_lse else out
-    tile = config(queries, keys, head_dim, q.dtype, backend.capability())
+    tile = config(queries, keys, head_dim, q.dtype, backend.capability(q.device))
     width = padded(head_dim)
     tma = uses_tma(q, k, v)
     sources = (q, k, v)
