@@ -2,8 +2,8 @@
 
 Everything that touches the insides of Triton is in this file and in those it is made of:
 `_lowfloat` (bf16 and fp8 numbers), `_values` (how arrays hold them), `_builder` (what an operation
-computes), `_builder_memory` and `_access` (what a launch may touch), `_programs` and `_rewrite` (running a grid),
-`_launches` (recording instead of running).
+computes), `_builder_memory` and `_access` (what a launch may touch), `_programs` and `_rewrite`
+(running a grid), `_launches` (recording instead of running).
 Students' kernels profit without doing anything: `import kernelbook` installs it.
 """
 

@@ -221,18 +221,22 @@ def check(q, k, v) -> None:
     backend.same_device(q=q, k=k, v=v)
 
 
-def _tile_m(queries: int, dtype: torch.dtype, head_dim: int) -> int:
+def _no_tensor_cores(dtype: torch.dtype, device) -> bool:
+    return dtype == torch.float32 or backend.capability(device) < (8, 0)
+
+
+def _tile_m(queries: int, dtype: torch.dtype, head_dim: int, device) -> int:
     """Rows of a tile: 128 for tensor cores, fewer where fp32 or a wide head fills the registers."""
-    if dtype == torch.float32 or backend.capability() < (8, 0):
+    if _no_tensor_cores(dtype, device):
         most = 64 if head_dim <= 64 else 32
     else:
         most = 128 if head_dim <= 128 else 64
     return max(16, min(most, triton.next_power_of_2(queries)))
 
 
-def scores_config(queries: int, keys: int, head_dim: int, dtype: torch.dtype):
+def scores_config(queries: int, keys: int, head_dim: int, dtype: torch.dtype, device=None):
     """(queries, keys of a tile, tiles of a program, warps, stages) of the scores' kernel."""
-    if dtype == torch.float32 or backend.capability() < (8, 0):
+    if _no_tensor_cores(dtype, device):
         block_m, block_n, num_stages = 64 if head_dim <= 64 else 32, 32, 2 if head_dim <= 128 else 1
     elif head_dim > 128:
         block_m, block_n, num_stages = 64, 32, 2
@@ -249,7 +253,9 @@ def write_scores(q, k, scores, causal: bool, scale: float) -> None:
     """scores [B, Hq, Sq, Skv] (contiguous) = scale · q kᵀ, future keys at -inf."""
     batch, query_heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1:3]
-    block_m, block_n, tiles, num_warps, num_stages = scores_config(queries, keys, head_dim, q.dtype)
+    block_m, block_n, tiles, num_warps, num_stages = scores_config(
+        queries, keys, head_dim, q.dtype, q.device
+    )
     grid = (triton.cdiv(keys, tiles * block_n), triton.cdiv(queries, block_m), batch * query_heads)
     scores_kernel[grid](
         q,
@@ -294,8 +300,8 @@ def weigh_values(probabilities, v, out) -> None:
     """out [B, Hq, Sq, D] = probabilities [B, Hq, Sq, Skv] @ v."""
     batch, query_heads, queries, keys = probabilities.shape
     kv_heads, head_dim = v.shape[1], v.shape[3]
-    block_m = _tile_m(queries, v.dtype, head_dim)
-    most = 32 if v.dtype == torch.float32 or backend.capability() < (8, 0) else 64
+    block_m = _tile_m(queries, v.dtype, head_dim, v.device)
+    most = 32 if _no_tensor_cores(v.dtype, v.device) else 64
     values_kernel[(triton.cdiv(queries, block_m), batch * query_heads)](
         probabilities,
         v,

@@ -33,9 +33,9 @@ class Config(NamedTuple):
     num_stages: int
 
 
-def config(m: int, n: int, dtype: torch.dtype) -> Config:
+def config(m: int, n: int, dtype: torch.dtype, device=None) -> Config:
     """The tile for a shape: as large as shared memory allows, no larger than the matrix needs."""
-    capability = backend.capability()
+    capability = backend.capability(device)
     if dtype == torch.float32 or capability < (8, 0):
         best = Config(64, 64, 32, 4, 2)  # no tensor cores: registers limit, not shared memory
     elif capability[0] in (9, 10):
@@ -110,7 +110,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) ->
         raise ValueError(f"out must be ({m}, {n}) {a.dtype}, got {tuple(out.shape)} {out.dtype}")
     backend.same_device(a=a, b=b, out=out)
     if out.numel():
-        tile = config(m, n, a.dtype)
+        tile = config(m, n, a.dtype, a.device)
         grid = (triton.cdiv(m, tile.block_m) * triton.cdiv(n, tile.block_n),)
         matmul_kernel[grid](
             a,
