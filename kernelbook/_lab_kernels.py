@@ -31,12 +31,13 @@ def poisoned_memory():
     Unlike `checks.poisoned_memory` this fills inside the allocation, where the meter does not
     count it as an operation of the student's.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    # Not use_deterministic_algorithms: that imports the compiler of PyTorch, for two seconds.
+    torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 def own_kernels(counts) -> None:
