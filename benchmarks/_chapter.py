@@ -20,7 +20,7 @@ def built_in(chapter: str) -> ModuleType:
     sources = [
         cell["source"]
         for heading, cell in cells
-        if heading == "Build" and cell["source"].startswith(("@triton.jit", "def "))
+        if heading == "Build" and ("@triton.jit" in cell["source"] or cell["source"][:4] == "def ")
     ]
     file = Path(tempfile.mkdtemp()) / f"chapter_{chapter}.py"
     file.write_text(HEADER + "\n\n\n".join(sources) + "\n")
