@@ -46,6 +46,9 @@ format: setup-test ## format code and notebooks
 	@$(RUN) -m ruff check --fix --quiet . && $(RUN) -m ruff format --quiet .
 	@$(COURSE).format
 
+readme: setup ## the README's tables and chart, from chapters and records
+	@$(COURSE).readme
+
 pages: setup ## HTML pages of the committed notebooks into build/site/
 	@$(COURSE).pages
 

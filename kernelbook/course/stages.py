@@ -83,6 +83,7 @@ def stages() -> list[Stage]:
                 [*MODULE, "ruff", "format", "--check", "."],
                 [*MODULE, "kernelbook.course.format", "--check"],
                 [*MODULE, "kernelbook.course.links"],
+                [*MODULE, "kernelbook.course.readme", "--check"],
             ],
         ),
         Stage("unit", [[*PYTEST, *PARALLEL, *units]]),
