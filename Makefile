@@ -15,7 +15,7 @@ CHAPTERS ?=
 SUBMISSIONS ?= submissions
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test run notebooks labs grade records format pages doctor clean setup setup-test
+.PHONY: help lab test run notebooks labs grade records format readme pages doctor clean setup setup-test
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,7 +39,7 @@ labs: setup-test ## generate labs/ from solutions/
 grade: setup-test ## grade a folder of submissions: make grade SUBMISSIONS=folder
 	@$(COURSE).grade "$(SUBMISSIONS)"
 
-records: setup ## measure on this GPU into build/records/
+records: setup ## measure on this GPU: benchmarks into data/records/
 	@$(RUN) -m benchmarks
 
 format: setup-test ## format code and notebooks
