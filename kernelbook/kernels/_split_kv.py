@@ -1,0 +1,297 @@
+"""What decode kernels share: one program streams one split of one sequence's keys and values.
+
+With one query a sequence, queries alone give far fewer programs than a GPU has SMs. So each
+sequence's KV is cut into `splits` runs of whole tiles. A program attends to one run for all query
+heads of a KV head at once (they are the rows of its matrix products, so KV is read once), and
+leaves a partial result: its output and its log-sum-exp, base 2. Partial results merge exactly:
+
+    out = Σ 2^(lse_s - top) out_s / Σ 2^(lse_s - top),   top = max lse_s
+
+either in the program of a group that arrives last, or in a second kernel, `merge_kernel`. KV is
+contiguous or paged (PAGE > 0), and of the queries' dtype or quantized (k_scale given).
+Source: Dao et al., Flash-Decoding (2023); Kwon et al., PagedAttention (2023).
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def tiles_of(batch, lengths, capacity, splits, BLOCK_N: tl.constexpr):
+    """(length, tiles a split, splits that have any) of a sequence."""
+    length = capacity
+    if lengths is not None:  # from memory: a captured graph sees the lengths of each replay
+        length = tl.maximum(tl.minimum(tl.load(lengths + batch), capacity), 0)
+    tiles = tl.cdiv(length, BLOCK_N)
+    each = tl.maximum(tl.cdiv(tiles, splits), 1)
+    return length, each, tl.cdiv(tiles, each)
+
+
+@triton.jit
+def page_of(table, start, end, stride, BLOCK: tl.constexpr, PAGE: tl.constexpr):
+    """The page of each of BLOCK tokens, or where a page holds them all, that one."""
+    token = start if PAGE % BLOCK == 0 else start + tl.arange(0, BLOCK)
+    return tl.load(table + token // PAGE * stride, mask=token < end, other=0)
+
+
+@triton.jit
+def tokens_at(x, start, page, stride_page, stride, BLOCK: tl.constexpr, PAGE: tl.constexpr):
+    """Pointers to BLOCK tokens; x points to the head's first token, of page 0 where paged."""
+    row = tl.arange(0, BLOCK)
+    if PAGE == 0:  # a head may be longer than 2**31 elements, a tile never is
+        at = x + tl.cast(start, tl.int64) * stride + row * stride
+    elif PAGE % BLOCK == 0:
+        at = x + page.to(tl.int64) * stride_page + start % PAGE * stride + row * stride
+    else:
+        at = x + page.to(tl.int64) * stride_page + (start + row) % PAGE * stride
+    return at
+
+
+@triton.jit
+def load_tile(at, inside, stride_d, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """[BLOCK, WIDTH] of K or V, 0 outside. Nobody reads it again: let it leave the L2 first."""
+    column = tl.arange(0, WIDTH)
+    mask = inside[:, None]
+    if WIDTH != HEAD_DIM:
+        mask = mask & (column < HEAD_DIM)[None, :]
+    at = at[:, None] + column[None, :] * stride_d
+    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def stream(
+    q, last, begin, end, k, v, k_scale, v_scale, table, table_stride,
+    k_strides, v_strides, ks_strides, vs_strides, scale,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Attend to the tokens from `begin` to `end`; row r sees those up to `last[r]`.
+
+    Returns the unnormalized output, the sum of exponentials and the maximum of each row.
+    """
+    acc = tl.zeros([BLOCK_M, WIDTH], dtype=tl.float32)
+    l = tl.zeros([BLOCK_M], dtype=tl.float32)
+    m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    if PAGE > 0:
+        ahead = page_of(table, begin, end, table_stride, BLOCK_N, PAGE)
+    for start in range(begin, end, BLOCK_N):
+        page = 0
+        if PAGE > 0:  # a page's number is read a tile ahead of the page
+            page = ahead
+            ahead = page_of(table, start + BLOCK_N, end, table_stride, BLOCK_N, PAGE)
+        token = start + tl.arange(0, BLOCK_N)
+        inside = token < end
+
+        k_at = tokens_at(k, start, page, k_strides[0], k_strides[2], BLOCK_N, PAGE)
+        k_tile = load_tile(k_at, inside, k_strides[3], HEAD_DIM, WIDTH)
+        scores = tl.dot(q, k_tile.to(q.dtype).T, input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        if k_scale is not None:
+            at = tokens_at(k_scale, start, page, ks_strides[0], ks_strides[2], BLOCK_N, PAGE)
+            scores *= tl.load(at, mask=inside, other=0.0)[None, :]
+        visible = inside[None, :]
+        if CAUSAL:
+            visible = visible & (token[None, :] <= last[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+
+        m_new = tl.maximum(m, tl.max(scores, axis=1))
+        base = m_new * scale
+        if CAUSAL:  # while a row has seen no key its maximum is -inf, and -inf - -inf is NaN
+            base = tl.where(m_new == float("-inf"), 0.0, base)
+        p = tl.math.exp2(scores * scale - base[:, None])
+        rescale = tl.math.exp2(m * scale - base)
+        l = l * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None]
+        m = m_new
+
+        v_at = tokens_at(v, start, page, v_strides[0], v_strides[2], BLOCK_N, PAGE)
+        v_tile = load_tile(v_at, inside, v_strides[3], HEAD_DIM, WIDTH).to(q.dtype)
+        if v_scale is None:
+            acc = tl.dot(p.to(q.dtype), v_tile, acc, input_precision="ieee")
+        else:
+            at = tokens_at(v_scale, start, page, vs_strides[0], vs_strides[2], BLOCK_N, PAGE)
+            factor = tl.load(at, mask=inside, other=0.0)
+            if q.dtype == tl.float16:  # small p times a small scale would underflow
+                largest = tl.maximum(tl.max(factor, axis=0), 1e-30)
+                p = p * (factor / largest)[None, :]
+                acc += tl.dot(p.to(q.dtype), v_tile) * largest
+            else:
+                p = p * factor[None, :]
+                acc = tl.dot(p.to(q.dtype), v_tile, acc, input_precision="ieee")
+    return acc, l, m
+
+
+@triton.jit
+def merge_rows(
+    partial, partial_lse, out, lse, group, start, rows, splits, used,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """ROWS output rows of a group from the partial results of its first `used` splits.
+
+    A split that attended to nothing has a log-sum-exp of -inf, so its weight is 0. Loads bypass the
+    L1, which could hold a line from before another SM wrote it.
+    """
+    row = start + tl.arange(0, ROWS)
+    first = tl.cast(group, tl.int64) * splits
+    split = tl.arange(0, SPLITS)
+    at = (first + split)[:, None] * rows + row[None, :]
+    inside = (split < used)[:, None] & (row < rows)[None, :]
+    log = tl.load(partial_lse + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    top = tl.max(log, axis=0)
+    top = tl.where(top == float("-inf"), 0.0, top)  # no split saw a key: every weight is 0
+    total = tl.sum(tl.math.exp2(log - top[None, :]), axis=0)
+
+    column = tl.arange(0, WIDTH)
+    acc = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+    for chunk in range(0, used, CHUNK):
+        part = chunk + tl.arange(0, CHUNK)
+        place = (first + part)[:, None] * rows + row[None, :]
+        there = (part < used)[:, None] & (row < rows)[None, :]
+        share = tl.load(partial_lse + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+        weight = tl.math.exp2(share - top[None, :])  # [CHUNK, ROWS]
+        results = tl.load(
+            partial + place[:, :, None] * HEAD_DIM + column[None, None, :],
+            mask=there[:, :, None] & (column < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        acc += tl.sum(results * weight[:, :, None], axis=0)
+    store_rows(out, lse, group, row, rows, acc, total, top, HEAD_DIM, WIDTH)
+
+
+@triton.jit
+def store_rows(
+    out, lse, place, row, rows, acc, l, base, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Normalize and write rows of output; `lse` as a natural logarithm where it is wanted."""
+    total = tl.where(l == 0.0, 1.0, l)  # a row that saw no key: 0 / 1 is the 0 that we promise
+    at = tl.cast(place, tl.int64) * rows + row
+    column = tl.arange(0, WIDTH)
+    inside = (row < rows)[:, None] & (column < HEAD_DIM)[None, :]
+    to = out + at[:, None] * HEAD_DIM + column[None, :]
+    tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    if lse is not None:
+        log = (base + tl.math.log2(total)) * 0.6931471805599453
+        tl.store(lse + at, tl.where(l == 0.0, float("-inf"), log), mask=row < rows)
+
+
+@triton.jit
+def split_item(
+    item, q, k, v, k_scale, v_scale, table, lengths, out, lse, partial, partial_lse, counters,
+    capacity, kv_heads, queries, rows, splits, m_tiles, scale,
+    q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, CAUSAL: tl.constexpr, LAST: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One split of one group: BLOCK_M of the query rows that share a KV head of a sequence."""
+    m_tile = item % m_tiles
+    split = item // m_tiles % splits
+    group = item // (m_tiles * splits)
+    batch, kv_head = group // kv_heads, group % kv_heads
+    length, each, used = tiles_of(batch, lengths, capacity, splits, BLOCK_N)
+    if split < tl.maximum(used, 1):  # else it is empty and counts as a log-sum-exp of -inf
+        row = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        head = kv_head * (rows // queries) + row // queries
+        column = tl.arange(0, WIDTH)
+        q += tl.cast(batch, tl.int64) * q_strides[0]
+        at = head.to(tl.int64) * q_strides[1] + row % queries * q_strides[2]
+        inside = (row < rows)[:, None] & (column < HEAD_DIM)[None, :]
+        q_tile = tl.load(q + at[:, None] + column[None, :] * q_strides[3], mask=inside, other=0.0)
+        if k.dtype.element_ty == tl.float8e4nv and q_tile.dtype == tl.bfloat16:
+            q_tile = q_tile.to(tl.float16)  # what fp8 converts to in one instruction
+
+        block = 0 if PAGE > 0 else tl.cast(batch, tl.int64)  # pages are found through the table
+        k += block * k_strides[0] + tl.cast(kv_head, tl.int64) * k_strides[1]
+        v += block * v_strides[0] + tl.cast(kv_head, tl.int64) * v_strides[1]
+        if k_scale is not None:
+            k_scale += block * ks_strides[0] + tl.cast(kv_head, tl.int64) * ks_strides[1]
+            v_scale += block * vs_strides[0] + tl.cast(kv_head, tl.int64) * vs_strides[1]
+        if PAGE > 0:
+            table += tl.cast(batch, tl.int64) * table_strides[0]
+        begin = split * each * BLOCK_N
+        end = tl.minimum(begin + each * BLOCK_N, length)
+        acc, l, m = stream(
+            q_tile, length - queries + row % queries, begin, end, k, v, k_scale, v_scale,
+            table, table_strides[1], k_strides, v_strides, ks_strides, vs_strides, scale,
+            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL,
+        )  # fmt: skip
+
+        if SPLITS == 1:  # noqa: SIM114 (known to the compiler, which then drops the rest)
+            store_rows(out, lse, group, row, rows, acc, l, m * scale, HEAD_DIM, WIDTH)
+        elif used <= 1:
+            store_rows(out, lse, group, row, rows, acc, l, m * scale, HEAD_DIM, WIDTH)
+        else:
+            total = tl.where(l == 0.0, 1.0, l)
+            place = tl.cast(group, tl.int64) * splits + split
+            log = tl.where(l == 0.0, float("-inf"), m * scale + tl.math.log2(total))
+            tl.store(partial_lse + place * rows + row, log, mask=row < rows)
+            to = partial + (place * rows + row)[:, None] * HEAD_DIM + column[None, :]
+            tl.store(to, acc / total[:, None], mask=inside)
+            if LAST:
+                tl.debug_barrier()  # all threads have stored before one of them says so
+                counter = counters + group * m_tiles + m_tile
+                if tl.atomic_add(counter, 1, sem="acq_rel") == used - 1:
+                    end_row = tl.minimum((m_tile + 1) * BLOCK_M, rows)
+                    for start in range(m_tile * BLOCK_M, end_row, ROWS):
+                        merge_rows(
+                            partial, partial_lse, out, lse, group, start, rows, splits, used,
+                            HEAD_DIM, WIDTH, ROWS, SPLITS, CHUNK,
+                        )  # fmt: skip
+                    tl.store(counter, 0)  # ready for the next launch, or a graph's next replay
+
+
+VARYING = ["capacity", "kv_heads", "queries", "rows", "splits", "m_tiles", "items"]
+
+
+# Lengths and counts are not specialized: one binary serves them all.
+@triton.jit(do_not_specialize=VARYING)
+def split_kv_kernel(
+    q, k, v, k_scale, v_scale, table, lengths, out, lse, partial, partial_lse, counters,
+    capacity, kv_heads, queries, rows, splits, m_tiles, items, scale,
+    q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, CAUSAL: tl.constexpr, LAST: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    PERSISTENT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program takes one item (a split of a group), or every num_programs-th where PERSISTENT.
+
+    `scale` contains log2(e). SPLITS is the power of two that `splits` fits in.
+    """
+    if PDL:  # the merge kernel may take free SMs now; it waits for this one's results itself
+        gdc_launch_dependents()
+    if PERSISTENT:
+        for item in range(tl.program_id(0), items, tl.num_programs(0)):
+            split_item(
+                item, q, k, v, k_scale, v_scale, table, lengths, out, lse, partial, partial_lse,
+                counters, capacity, kv_heads, queries, rows, splits, m_tiles, scale,
+                q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
+                HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLITS, ROWS, CHUNK,
+            )  # fmt: skip
+    else:
+        split_item(
+            tl.program_id(0), q, k, v, k_scale, v_scale, table, lengths, out, lse, partial,
+            partial_lse, counters, capacity, kv_heads, queries, rows, splits, m_tiles, scale,
+            q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
+            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLITS, ROWS, CHUNK,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["capacity", "kv_heads", "rows", "splits"])
+def merge_kernel(
+    partial, partial_lse, out, lse, lengths, capacity, kv_heads, rows, splits,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program merges one output row. A sequence with one split in use is already written."""
+    if PDL:
+        gdc_wait()
+    group, row = tl.program_id(0) // rows, tl.program_id(0) % rows
+    _, _, used = tiles_of(group // kv_heads, lengths, capacity, splits, BLOCK_N)
+    if used > 1:
+        merge_rows(
+            partial, partial_lse, out, lse, group, row, rows, splits, used,
+            HEAD_DIM, WIDTH, 1, SPLITS, CHUNK,
+        )  # fmt: skip

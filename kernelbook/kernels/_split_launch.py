@@ -1,0 +1,261 @@
+"""How decode kernels are launched: tiles, number of splits, memory for partial results, checks."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+from kernelbook import backend
+from kernelbook.kernels._split_kv import merge_kernel, split_kv_kernel
+from kernelbook.work import Work
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MERGES = ("last", "kernel")
+COUNTERS = 8192  # groups that one launch may have where the last arriver merges
+MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
+
+
+class Config(NamedTuple):
+    """Tile of query rows, tile of tokens, and how the program is run."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+class Cache(NamedTuple):
+    """KV as the kernel sees it: [blocks, Hkv, tokens of a block, D], a block being a sequence's
+    whole capacity or a page; scales [blocks, Hkv, tokens] or None; table [B, pages] or None."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    @property
+    def page(self) -> int:
+        return 0 if self.table is None else self.k.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a sequence may have."""
+        return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
+
+
+def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability) -> Config:
+    """Tiles for the rows of a group: K and V tiles of 32 KiB, as deep as shared memory goes."""
+    width = max(16, triton.next_power_of_2(head_dim))
+    block_m = max(16, min(64, triton.next_power_of_2(rows)))
+    if q_dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
+        return Config(min(block_m, 16), 32 if width <= 128 else 16, 4, 2)
+    large = capability in ((8, 0), (9, 0), (10, 0))  # 163 to 227 KiB of shared memory; else 99
+    block_n = 128 if width * kv_dtype.itemsize <= 256 else 64
+    if not large and width * kv_dtype.itemsize >= 256:
+        block_n //= 2
+    return Config(block_m, block_n, 4, 3 if large else 2)
+
+
+def choose_splits(batch: int, kv_heads: int, max_len: int, sms: int, tile: int = 128) -> int:
+    """Splits for each of batch × kv_heads groups: whole tiles, one or two waves of programs.
+
+    Time goes as waves × tiles a program, so the least of that, with the fewest splits; more than 8
+    only with two tiles or more in each, since every split adds a partial result to merge.
+    """
+    groups, tiles = max(1, batch * kv_heads), max(1, triton.cdiv(max_len, tile))
+    most = max(1, min(tiles, 2 * sms // groups))
+    most = max(min(most, 8), min(most, tiles // 2))
+
+    def time(splits: int) -> int:
+        return triton.cdiv(groups * splits, sms) * triton.cdiv(tiles, splits)
+
+    splits = min(range(1, most + 1), key=time)
+    return used_splits(max_len, splits, tile)
+
+
+def used_splits(length: int, splits: int, tile: int) -> int:
+    """Splits that have a tile, of a sequence of `length` tokens: what `_split_kv.tiles_of` does."""
+    tiles = max(1, triton.cdiv(length, tile))
+    return triton.cdiv(tiles, triton.cdiv(tiles, splits))
+
+
+def merge_work(
+    kv_heads: int, rows: int, lengths, head_dim: int, splits: int, tile: int, merge: str = "last"
+) -> Work:
+    """The price of splitting: partial results written and read, fp32, and what counts arrivals.
+
+    rows are the query rows of a group; sequences of `lengths` with one split in use cost nothing.
+    """
+    used = [used_splits(length, splits, tile) for length in lengths]
+    partial = sum(u for u in used if u > 1) * kv_heads * rows * (head_dim + 1) * 4
+    if merge == "last":  # a counter is read, raised and written again
+        partial += sum(u > 1 for u in used) * kv_heads * 4
+    return Work(0, partial, partial)
+
+
+def host_values(x) -> np.ndarray | None:
+    """The numbers of a list or CPU tensor, None where only the device knows them.
+
+    Unseen by the meter, for which every tensor is the device's: on a GPU nothing is read here.
+    """
+    if not isinstance(x, torch.Tensor):
+        return np.asarray(x)
+    with torch._C.DisableTorchFunction():
+        return x.numpy() if x.device.type == "cpu" else None
+
+
+def device_lengths(lengths, batch: int, capacity: int, queries: int, causal: bool, device):
+    """Lengths as int32 on `device`, checked where the host knows them; None stays None."""
+    if lengths is None:
+        if capacity == 0:
+            raise ValueError("k and v hold no token")
+        return None
+    values = host_values(lengths)
+    if values is None and lengths.dtype != torch.int32:
+        raise ValueError(f"lengths on a GPU must be int32, got {lengths.dtype}")
+    shape = tuple(lengths.shape if values is None else values.shape)
+    if shape != (batch,):
+        raise ValueError(f"lengths must hold one number for each of {batch} sequences, got {shape}")
+    if values is not None:
+        least = queries if causal else 1
+        if values.dtype.kind not in "iu" or values.min() < least or values.max() > capacity:
+            raise ValueError(
+                f"lengths must be integers from {least} to {capacity}, got {values.tolist()}"
+            )
+    if isinstance(lengths, torch.Tensor) and lengths.dtype == torch.int32:
+        if lengths.device == device:
+            return lengths.contiguous()
+        if values is None:
+            raise ValueError(f"lengths are on {lengths.device}, q on {device}")
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def check(q, cache: Cache, scale: float, merge: str, splits) -> None:
+    """Raise ValueError for shapes, dtypes, devices or options that do not fit."""
+    k, v = cache.k, cache.v
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.ndim != 4 or k.ndim != 4 or v.shape != k.shape:
+        raise ValueError(f"q must be [B, Hq, Sq, D], k and v both 4-dimensional, got {shapes}")
+    if q.shape[3] != k.shape[3] or (cache.table is None and q.shape[0] != k.shape[0]):
+        raise ValueError(f"q, k and v must agree in batch and head dimension, got {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}"
+        )
+    if not 8 <= q.shape[3] <= 256:
+        raise ValueError(f"head dimension must be from 8 to 256, got {q.shape[3]}")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q must be fp16, bf16 or fp32, got {q.dtype}")
+    if cache.k_scale is None and not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must be of one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be positive and finite, got {scale}")
+    if merge not in MERGES:
+        raise ValueError(f'merge must be "last" or "kernel", got {merge!r}')
+    if splits is not None and not 1 <= splits <= 512:
+        raise ValueError(f"splits must be from 1 to 512, got {splits}")
+    backend.same_device(q=q, **cache._asdict())
+
+
+_zeros: dict = {}  # device -> (zeros made outside of any capture, how many are taken)
+_counters: dict = {}  # (device, stream) -> counters
+
+
+def counters(device: torch.device) -> torch.Tensor:
+    """COUNTERS zeros; each launch leaves zeros behind, so launches on one stream share them.
+
+    A tensor made while a graph is captured is not filled until the graph runs. So zeros are set
+    aside beforehand, for 32 streams; a capture that finds none fills its own at each replay.
+    """
+    if device.type == "cpu":  # fresh ones: a launch that an error ended leaves no zeros
+        return torch.from_numpy(np.zeros(COUNTERS, np.int32))
+    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    if key in _counters:
+        return _counters[key]
+    capturing = torch.cuda.is_current_stream_capturing()
+    if device not in _zeros and not capturing:
+        pool = torch.zeros(32 * COUNTERS, dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)  # once, so that other streams find them filled
+        _zeros[device] = list(pool.split(COUNTERS))
+    if _zeros.get(device):
+        _counters[key] = _zeros[device].pop()
+        return _counters[key]
+    fresh = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+    if not capturing:
+        _counters[key] = fresh
+    return fresh
+
+
+def has_dependent_launch(q) -> bool:
+    """Whether a kernel may start while the one before it ends (programmatic dependent launch)."""
+    return q.is_cuda and backend.capability(q.device) >= (9, 0)
+
+
+def launch(
+    q, cache: Cache, lengths, causal: bool, scale, return_lse: bool,
+    splits: int | None, merge: str, programs: int | None = None,
+):  # fmt: skip
+    """Check, choose, allocate, run; `programs` makes it persistent. Returns out or (out, lse)."""
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    check(q, cache, scale, merge, splits)
+    batch, query_heads, queries, head_dim = q.shape
+    kv_heads, device = cache.k.shape[1], q.device
+    capacity = cache.capacity
+    out = torch.empty(q.shape, dtype=q.dtype, device=device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device) if return_lse else None
+    if out.numel() == 0:
+        return (out, lse) if return_lse else out
+    lengths = device_lengths(lengths, batch, capacity, queries, causal, device)
+
+    rows = query_heads // kv_heads * queries
+    tile = config(rows, head_dim, q.dtype, cache.k.dtype, backend.capability(device))
+    m_tiles = triton.cdiv(rows, tile.block_m)
+    groups = batch * kv_heads * m_tiles
+    if splits is None:
+        splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms(device), tile.block_n)
+    if splits > 1 and merge == "last" and groups > COUNTERS:
+        raise ValueError(f"merge='last' takes up to {COUNTERS} groups, got {groups}: use 'kernel'")
+
+    width = max(16, triton.next_power_of_2(head_dim))
+    partial = partial_lse = arrivals = None
+    if splits > 1:
+        partial_lse = torch.empty(
+            batch * kv_heads, splits, rows, dtype=torch.float32, device=device
+        )
+        partial = partial_lse.new_empty(*partial_lse.shape, head_dim)
+        arrivals = counters(device) if merge == "last" else None
+    whole = triton.next_power_of_2(splits)
+    chunk = min(whole, max(1, MERGED_AT_ONCE // width))
+    together = max(
+        1, min(tile.block_m, triton.next_power_of_2(rows), MERGED_AT_ONCE // (chunk * width))
+    )
+    dependent = {"PDL": splits > 1 and merge == "kernel" and has_dependent_launch(q)}
+    items = groups * splits
+    split_kv_kernel[(min(items, programs or items),)](
+        q, cache.k, cache.v, cache.k_scale, cache.v_scale, cache.table, lengths,
+        out, lse, partial, partial_lse, arrivals,
+        capacity, kv_heads, queries, rows, splits, m_tiles, items, scale * math.log2(math.e),
+        q.stride(), cache.k.stride(), cache.v.stride(),
+        *((0, 0, 0) if x is None else x.stride() for x in (cache.k_scale, cache.v_scale)),
+        (0, 0) if cache.table is None else cache.table.stride(),
+        HEAD_DIM=head_dim, WIDTH=width, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+        PAGE=cache.page, CAUSAL=causal, LAST=merge == "last",
+        SPLITS=whole, ROWS=together, CHUNK=chunk, PERSISTENT=programs is not None, **dependent,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if splits > 1 and merge == "kernel":
+        more = {"launch_pdl": True} if dependent["PDL"] else {}
+        merge_kernel[(batch * kv_heads * rows,)](
+            partial, partial_lse, out, lse, lengths, capacity, kv_heads, rows, splits,
+            HEAD_DIM=head_dim, WIDTH=width, BLOCK_N=tile.block_n,
+            SPLITS=whole, CHUNK=chunk, **dependent, num_warps=4, **more,
+        )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def sms(device: torch.device) -> int:
+    """SMs to fill: the GPU's own, or 132 for CPU tensors, the same on every machine."""
+    return backend.sms() if device.type == "cuda" or not backend.GPU else 132
