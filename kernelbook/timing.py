@@ -145,6 +145,7 @@ class _Flush:
         self.result = torch.zeros((), dtype=torch.float32, device="cuda")
 
     def __call__(self):
+        _wait_on_gpu()  # or a short call would be timed together with its own launch
         torch.sum(self.buffer, dim=0, out=self.result)
 
 
