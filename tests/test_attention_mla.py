@@ -14,6 +14,12 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 gpu = pytest.mark.skipif(not backend.GPU, reason="no GPU: MLA decode was not run compiled")
 
 
+@pytest.fixture
+def unknown(monkeypatch):
+    """The host does not know lengths and pages, as where they are on a GPU."""
+    monkeypatch.setattr(_partials, "host_values", lambda _: None)
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=gpu)])
 def device(request):
     return request.param
@@ -50,7 +56,7 @@ SHAPES = [  # heads, lengths, capacity
     (16, [1], 1),
     (16, [77, 130], 130),
     (128, [65], 80),
-    (3, [1, 0, 200], 256),
+    (3, [1, 16, 200], 256),
     (40, [33, 64], 70),
 ]
 
@@ -63,7 +69,7 @@ def test_right_on_odd_sizes(heads, lengths, capacity, dtype, device):
 
 @given(
     heads=st.integers(1, 20),
-    lengths=st.lists(st.integers(0, 90), min_size=1, max_size=3),
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=3),
     widths=st.tuples(st.sampled_from([16, 32, 64]), st.sampled_from([16, 32])),
     parts=st.integers(1, 5),
     page=st.sampled_from([0, 8, 16, 20, 64, 128]),
@@ -85,12 +91,12 @@ def test_any_length_split_page_and_dtype(heads, lengths, widths, parts, page, in
         right(q, latent, rope, lengths, **options)
 
 
-def test_all_parts_but_one_empty(device, monkeypatch):
+def test_all_parts_but_one_empty(device, monkeypatch, unknown):
     monkeypatch.setattr(mla, "splits", lambda *_: 64)
     right(*inputs(16, [1, 0, 5], 5000, torch.bfloat16, device))
 
 
-def test_lengths_beyond_the_cache_read_what_there_is(device):
+def test_lengths_beyond_the_cache_read_what_there_is(device, unknown):
     q, latent, rope, lengths = inputs(16, [40], 40, torch.float16, device)
     over = mla.attention_mla(q, latent, rope, lengths + 1000)
     assert torch.equal(over, mla.attention_mla(q, latent, rope, lengths))
@@ -141,6 +147,8 @@ wide = inputs(2, [3, 5], 5, latent=48, rope=16)
         ({"scale": 0.0}, "scale must be positive"),
         ({"lengths": ok[3].long()}, "lengths must be int32"),
         ({"lengths": ok[3][:1]}, "lengths must be int32"),
+        ({"lengths": ok[3] + 1}, "lengths must be from 1 to 5"),
+        ({"lengths": ok[3] - 3}, "lengths must be from 1 to 5"),
         ({"block_table": torch.zeros(2, 1, dtype=torch.int32)}, "8 to 256 tokens, got 5"),
         ({"block_table": torch.zeros(1, 1, dtype=torch.int32)}, "block_table must be int32"),
         ({"lengths": ok[3].to("meta")}, "one device"),
@@ -152,10 +160,10 @@ def test_errors_say_what_is_wrong(change, message):
         mla.attention_mla(**arguments)
 
 
-def test_pages_outside_the_pool_are_refused_by_the_interpreter():
+def test_pages_outside_the_pool_are_refused():
     q, latent, rope, lengths = inputs(2, [9, 9], 16, latent=32, rope=16)
-    table = torch.tensor([[0], [2]], dtype=torch.int32)
-    with pytest.raises(IndexError, match="latent"):
+    table = torch.tensor([[0, 7], [2, 7]], dtype=torch.int32)  # 7 is beyond the lengths
+    with pytest.raises(ValueError, match="names page 2, the pool has pages 0 to 1"):
         mla.attention_mla(q, latent, rope, lengths, block_table=table)
 
 

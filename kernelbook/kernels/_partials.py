@@ -7,6 +7,7 @@ e = -inf and weighs nothing, whatever its output holds. Here e is a power of two
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -160,15 +161,32 @@ def merge(partial, partial_lse, out, lse=None) -> None:
     )
 
 
-def check_lengths(lengths, batch: int) -> None:
-    """ValueError unless lengths is int32 [batch]; values stay on the device, kernels clamp them."""
+def host_values(x: torch.Tensor) -> np.ndarray | None:
+    """The numbers of a CPU tensor, None where only the device knows them.
+
+    Unseen by the meter, for which every tensor is the device's: on a GPU nothing is read here.
+    """
+    with torch._C.DisableTorchFunction():
+        return x.numpy() if x.device.type == "cpu" else None
+
+
+def check_lengths(lengths, batch: int, capacity: int, least: int = 1) -> None:
+    """ValueError unless lengths is int32 [batch] and, where the host knows, least to capacity."""
     if lengths.shape != (batch,) or lengths.dtype != torch.int32:
         got = f"{lengths.dtype} {tuple(lengths.shape)}"
         raise ValueError(f"lengths must be int32 [{batch}], one a sequence, got {got}")
+    known = host_values(lengths)
+    if known is not None and known.size and (known.min() < least or known.max() > capacity):
+        raise ValueError(f"lengths must be from {least} to {capacity}, got {known.tolist()}")
 
 
-def check_block_table(block_table, batch: int, page_size: int) -> None:
-    """ValueError unless block_table is int32 [batch, pages] and pages hold 8 to 256 tokens."""
+def check_block_table(
+    block_table, lengths, batch: int, pages: int, page_size: int, more: int = 0
+) -> None:
+    """ValueError unless block_table is int32 [batch, n], and names pages that the pool has.
+
+    What the host knows is checked for the entries that a sequence uses, lengths + more.
+    """
     if block_table.ndim != 2 or len(block_table) != batch or block_table.dtype != torch.int32:
         got = f"{block_table.dtype} {tuple(block_table.shape)}"
         raise ValueError(f"block_table must be int32 [{batch}, pages], got {got}")
@@ -176,3 +194,12 @@ def check_block_table(block_table, batch: int, page_size: int) -> None:
         raise ValueError(f"a page must hold 8 to 256 tokens, got {page_size}")
     if block_table.stride(1) != 1:
         raise ValueError("rows of block_table must be contiguous (last stride 1)")
+    known, ends = host_values(block_table), host_values(lengths)
+    if known is None or ends is None:
+        return
+    used = np.arange(known.shape[1]) * page_size < ends[:, None] + more
+    outside = known[used & ((known < 0) | (known >= pages))]
+    if outside.size:
+        raise ValueError(
+            f"block_table names page {outside[0]}, the pool has pages 0 to {pages - 1}"
+        )

@@ -109,7 +109,7 @@ def config(heads: int, dtype: torch.dtype, quantized: bool, capability) -> Confi
 def splits(batch: int, heads: int, capacity: int, tile: Config, device) -> int:
     """Parts for each sequence, by what it may grow to: the grid stays while lengths change."""
     programs = batch * triton.cdiv(heads, tile.block_m)
-    sms = backend.sms() if device.type == "cuda" else 132
+    sms = backend.sms() if device.type == "cuda" or not backend.GPU else 132
     return _partials.splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
 
 
@@ -199,13 +199,14 @@ def _check(q, latent, rope, lengths, scale, latent_scale, block_table):
         raise ValueError("rows of q, latent and rope must be contiguous (last stride 1)")
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be positive and finite, got {scale}")
-    _partials.check_lengths(lengths, q.shape[0])
-    if block_table is not None:
-        _partials.check_block_table(block_table, q.shape[0], latent.shape[1])
     backend.same_device(
         q=q, latent=latent, rope=rope, lengths=lengths, latent_scale=latent_scale,
         block_table=block_table,
     )  # fmt: skip
+    pages = 1 if block_table is None else block_table.shape[-1]
+    _partials.check_lengths(lengths, q.shape[0], latent.shape[1] * pages)
+    if block_table is not None:
+        _partials.check_block_table(block_table, lengths, q.shape[0], *latent.shape[:2])
 
 
 def attention_mla(
@@ -216,8 +217,8 @@ def attention_mla(
     q        [B, H, L + R], absorbed (`absorb_query`); fp16, bf16 or fp32, sums in fp32
     latent   [B, capacity, L], rope [B, capacity, R]: L and R powers of two (512 and 64), of q's
              dtype; two views of one cache row do: cache[..., :L] and cache[..., L:]
-    lengths  int32 [B] on the device: tokens of each sequence, taken as at most what there is room
-             for; 0 gives 0. They may change between replays of a CUDA graph.
+    lengths  int32 [B]: tokens of each sequence. On a GPU they are not checked, may change between
+             replays of a CUDA graph, and count as at most what there is room for; 0 gives 0.
     scale    1 / sqrt(head dimension before absorption) by default, (128 + 64)^-0.5
     latent_scale  fp32 [B, capacity]: latent is int8 · scale, dequantized in the kernel
     block_table   int32 [B, pages]: latent, rope and latent_scale are pools [pages, page size, ...]
@@ -225,7 +226,8 @@ def attention_mla(
 
     Returns out [B, H, L] like q, to be multiplied by W_UV (`expand_output`); with `return_lse` also
     the natural logarithm of each row's sum of exponentials, fp32 [B, H] (-inf without tokens).
-    Raises ValueError for other shapes, dtypes or devices. In fp16, int8 scales above 1e-4 keep
+    Raises ValueError for other shapes, dtypes or devices, and on the CPU for lengths and pages that
+    do not exist. In fp16, int8 scales above 1e-4 keep
     their precision. Source: DeepSeek-V2 (2024), section 2.1; DeepSeek's FlashMLA (2025).
     """
     scale = float(scale)
