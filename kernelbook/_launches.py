@@ -1,5 +1,6 @@
 """What a Triton launch consists of, recorded without running it: enough to compile it elsewhere."""
 
+import dis
 import functools
 import inspect
 import textwrap
@@ -177,7 +178,7 @@ def source_of(fn: types.FunctionType, decorator: str = "jit") -> Source:
 
 def names_of(fn: types.FunctionType) -> dict[str, object]:
     """Global and closure names that `fn` may use, with what they stand for now."""
-    names = set(fn.__code__.co_names)
+    names = _global_names(fn.__code__)
     found = {name: fn.__globals__[name] for name in sorted(names) if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -185,6 +186,14 @@ def names_of(fn: types.FunctionType) -> dict[str, object]:
         except ValueError:  # not assigned yet
             continue
     return found
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Names that the code looks up as globals: an attribute, as in `tl.softmax`, is none."""
+    steps = dis.get_instructions(code)
+    names = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return names.union(*map(_global_names, inner))
 
 
 def _file(source: Source, name: str, value) -> None:

@@ -42,6 +42,10 @@ OVERWRITES = _words("""
     bernoulli_ cauchy_ copy_ exponential_ eye_ fill_ geometric_ log_normal_ normal_ random_
     uniform_ zero_
 """)  # in place, but without reading what was there
+# They take a tensor for its shape, dtype and device alone.
+READS_NOTHING = _words("""
+    full_like new_full new_ones new_zeros ones_like rand_like randint_like randn_like zeros_like
+""")
 # Operations that read or write only the places that their indices name.
 GATHERS = _words("embedding index index_select gather take masked_select")
 SCATTERS = {
@@ -122,6 +126,8 @@ def count_operation(func, args, kwargs, out) -> OperationCounts | None:
         written, self_read = _scattered_bytes(func, args, kwargs)
         return OperationCounts(name, unique_bytes(inputs) + self_read, written)
     read = unique_bytes(inputs + [t for t in mutated if id(t) not in overwritten])
+    if name in READS_NOTHING:
+        read = 0
     if name in GATHERS and fresh:
         read = _gathered_bytes(func, args, kwargs, inputs)
     written = unique_bytes(fresh + mutated)

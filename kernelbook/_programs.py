@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import triton.language as tl
 from triton.backends.nvidia.compiler import CUDAOptions
+from triton.language.extra import libdevice
+from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter as insides
 from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import TensorWrapper
@@ -123,8 +125,20 @@ def _collect_patches() -> list[tuple]:
     scope.restore()
     for name, ours in (("__index__", _index), ("T", property(_transposed))):
         first[id(tl.tensor), name] = (*first[id(tl.tensor), name][:3], ours)
+    for module in (libdevice, cuda_libdevice):
+        for name, function in vars(module).items():
+            if getattr(function, "__module__", None) == module.__name__:
+                first[id(module), name] = (module, name, function, _no_libdevice)
     inits = ((tl.tensor, _tensor_init), (tl.block_type, _block_type_init))
     return [*first.values(), *((kind, "__init__", kind.__init__, ours) for kind, ours in inits)]
+
+
+def _no_libdevice(*_, **__):
+    """A function of CUDA's own library, in place of a silent None."""
+    raise TypeError(
+        "libdevice exists on a GPU alone, the interpreter has none: use what tl has, such as "
+        "tl.exp, tl.log, tl.sqrt, or write the formula"
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -281,3 +281,23 @@ def test_occupancy_follows_the_four_limits(used, blocks, limit):
 def test_the_compiling_process_imports_neither_torch_nor_kernelbook():
     text = compiled.WORKER.read_text()
     assert not re.search(r"^(import|from) (torch|kernelbook)", text, re.M)
+
+
+@triton.jit
+def softmax_kernel(source, target):
+    at = tl.arange(0, WIDE)
+    tl.store(target + at, tl.softmax(tl.load(source + at)))
+
+
+WIDE = tl.constexpr(64)
+
+
+def softmax(x):  # a global of the same name as `tl.softmax`
+    out = torch.empty_like(x)
+    softmax_kernel[(1,)](x, out)
+    return out
+
+
+def test_an_attribute_is_not_the_global_of_its_name():
+    assert torch.allclose(softmax(torch.arange(64.0)), torch.arange(64.0).softmax(-1))
+    assert {r.refusal for r in compiled.compile_launches(lambda: softmax(buffer(64)))} == {None}

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
+from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernelbook import interpreter
@@ -687,3 +688,14 @@ def test_capture_records_each_configuration():
         (32, 4),
     ]
     assert all(launch.autotuned for launch in launches)
+
+
+@triton.jit
+def library_exp_kernel(x, out):
+    at = tl.arange(0, 16)
+    tl.store(out + at, libdevice.exp(tl.load(x + at)))
+
+
+def test_libdevice_is_refused_in_words():
+    with pytest.raises(TypeError, match="libdevice exists on a GPU alone"):
+        library_exp_kernel[(1,)](torch.ones(16), torch.ones(16))

@@ -639,3 +639,22 @@ def test_inference_mode_counts_what_no_grad_counts():
     inside, outside = (meter.count(step, mode()) for mode in (torch.inference_mode, torch.no_grad))
     assert inside.flops == 2 * 2 * 4 * 8 * 8
     assert [o.as_dict() for o in inside.operations] == [o.as_dict() for o in outside.operations]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.zeros_like,
+        torch.ones_like,
+        torch.rand_like,
+        torch.randn_like,
+        lambda x: torch.full_like(x, 3),
+        lambda x: torch.randint_like(x, 5),
+        lambda x: x.new_zeros(x.shape),
+        lambda x: x.new_ones(x.shape),
+        lambda x: x.new_full(x.shape, 2.0),
+    ],
+)
+def test_a_tensor_taken_for_its_shape_is_not_read(make):
+    counts = meter.count(make, torch.ones(4, 8))
+    assert (counts.read, counts.written) == (0, 128)
