@@ -52,6 +52,8 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability) -> Config:
     block_m = max(16, min(64, triton.next_power_of_2(rows)))
     if q_dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
         return Config(min(block_m, 16), 32 if width <= 128 else 16, 4, 2)
+    if kv_dtype.itemsize == 1:  # conversions take registers: smaller tiles, more programs an SM
+        return Config(block_m, 64, 4, 3)
     large = capability in ((8, 0), (9, 0), (10, 0))  # 163 to 227 KiB of shared memory; else 99
     block_n = 128 if width * kv_dtype.itemsize <= 256 else 64
     if not large and width * kv_dtype.itemsize >= 256:
