@@ -11,6 +11,18 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "fp16", "bf16"])
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def each_device(request):
+    """New tensors on the CPU (kernels interpreted), then on the GPU (compiled)."""
+    if request.param == "cuda" and not backend.GPU:
+        pytest.skip("no GPU: the small kernels were not run compiled")
+    with torch.device(request.param):
+        yield
+
+
+everywhere = pytest.mark.usefixtures("each_device")
+
+
 def random(*shape, dtype=torch.float32):
     """Fresh values each run, so that no test leans on particular ones."""
     return torch.randn(shape, dtype=torch.float32).to(dtype)
@@ -25,6 +37,7 @@ def right(out, reference, dtype):
 # --- right, on odd sizes, into poisoned memory ---------------------------------------------
 
 
+@everywhere
 @dtypes
 @pytest.mark.parametrize("shape", [(1,), (4096,), (3, 4097), (5, 7, 11)])
 def test_copy(shape, dtype):
@@ -33,6 +46,7 @@ def test_copy(shape, dtype):
     assert torch.equal(out, x)
 
 
+@everywhere
 @dtypes
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (2, 4096), (3, 5000)])
 def test_row_sum(shape, dtype):
@@ -43,11 +57,13 @@ def test_row_sum(shape, dtype):
     assert error.max() < 1e-6
 
 
+@everywhere
 def test_row_sum_of_rows_that_lie_apart():
     x = random(6, 300)[::2, 10:200]
     assert torch.allclose(row_sum.row_sum(x), row_sum.reference(x), atol=1e-4)
 
 
+@everywhere
 @dtypes
 @pytest.mark.parametrize("shape", [(1,), (2048,), (3, 4099)])
 def test_elementwise_chain(shape, dtype):
@@ -56,6 +72,7 @@ def test_elementwise_chain(shape, dtype):
     right(out, elementwise_chain.reference(x.double(), y.double(), 1.5), dtype)
 
 
+@everywhere
 @dtypes
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (5, 300, 70), (130, 65, 33), (64, 128, 96)])
 def test_matmul(m, n, k, dtype):
@@ -74,6 +91,7 @@ ATTENTION = [  # batch, query heads, KV heads, queries, keys, head_dim, causal
 ]
 
 
+@everywhere
 @dtypes
 @pytest.mark.parametrize("shape", ATTENTION, ids=str)
 def test_attention(shape, dtype):
@@ -90,12 +108,14 @@ def attention_inputs(batch, query_heads, kv_heads, queries, keys, head_dim, caus
     return q, k, v, causal
 
 
+@everywhere
 def test_attention_takes_strides_and_a_scale():
     q, k, v = (random(2, 37, 4, 32).transpose(1, 2) for _ in range(3))
     out = naive.attention_naive(q, k, v, causal=True, scale=0.3)
     right(out, checks.reference64(naive.reference, q, k, v, True, 0.3), torch.float32)
 
 
+@everywhere
 def test_queries_before_the_first_key_give_zero():
     q, k, v = random(1, 1, 7, 16), random(1, 1, 3, 16), random(1, 1, 3, 16)
     out = naive.attention_naive(q, k, v, causal=True)
@@ -103,6 +123,7 @@ def test_queries_before_the_first_key_give_zero():
     right(out, checks.reference64(naive.reference, q, k, v, True), torch.float32)
 
 
+@everywhere
 def test_softmax_is_stable_where_exp_overflows():
     q, k, v = 10 * random(1, 1, 9, 64), 8 * random(1, 1, 50, 64), random(1, 1, 50, 64)
     assert torch.exp(q @ k.transpose(-1, -2) / 8).isinf().any()
@@ -110,6 +131,7 @@ def test_softmax_is_stable_where_exp_overflows():
     checks.check(out, checks.reference64(naive.reference, q, k, v), 1e-4)
 
 
+@everywhere
 def test_rows_longer_than_a_program_holds(monkeypatch):
     monkeypatch.setattr(naive, "LONGEST_ROW", 64)
     q, k, v = random(1, 2, 3, 32), random(1, 2, 150, 32), random(1, 2, 150, 32)
@@ -118,6 +140,7 @@ def test_rows_longer_than_a_program_holds(monkeypatch):
     right(out, checks.reference64(naive.reference, q, k, v, True), torch.float32)
 
 
+@everywhere
 def test_no_rows_are_no_error():
     assert copy.copy(torch.empty(0)).shape == (0,)
     assert row_sum.row_sum(torch.empty(0, 5)).shape == (0,)
