@@ -58,7 +58,7 @@ def into_pages(tensors, page: int):
 SHAPES = [  # (query heads, KV heads), lengths, tree tokens, capacity, head_dim
     ((1, 1), [0], 1, 1, 64),
     ((2, 1), [129, 1], 5, 140, 64),
-    ((4, 2), [77, 0, 64], 64, 150, 32),
+    ((4, 2), [40, 0], 64, 110, 32),
     ((8, 1), [100], 17, 117, 80),
     ((2, 2), [33], 63, 96, 128),
 ]
@@ -207,8 +207,7 @@ def launching(heads, tokens, head_dim, dtype, page):
 @pytest.mark.parametrize(
     "heads, tokens, head_dim, dtype, page",
     [
-        ((4, 1), 64, 128, torch.bfloat16, None),
-        ((4, 1), 8, 64, torch.float16, 16),
+        ((4, 1), 64, 128, torch.bfloat16, 16),
         ((4, 1), 16, 256, torch.bfloat16, None),
         ((2, 1), 8, 128, torch.float32, None),
     ],

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernelbook.kernels._split_launch import host_values
+
 MOST_SPLITS = 64
 OVERHEAD = 2  # a program's start and its partial result, in tiles' time
 
@@ -159,15 +161,6 @@ def merge(partial, partial_lse, out, lse=None) -> None:
         LSE=lse is not None,
         num_warps=4 if parts > 8 else 2,
     )
-
-
-def host_values(x: torch.Tensor) -> np.ndarray | None:
-    """The numbers of a CPU tensor, None where only the device knows them.
-
-    Unseen by the meter, for which every tensor is the device's: on a GPU nothing is read here.
-    """
-    with torch._C.DisableTorchFunction():
-        return x.numpy() if x.device.type == "cpu" else None
 
 
 def check_lengths(lengths, batch: int, capacity: int, least: int = 1) -> None:

@@ -93,10 +93,11 @@ def config(rows: int, head_dim: int, dtype: torch.dtype, capability) -> Config:
     width = padded(head_dim)
     least = max(16, triton.next_power_of_2(rows))
     if dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
-        return Config(16, 32, 4, 2) if width <= 128 else Config(16, 16, 4, 2)
+        return Config(16, 32 if width <= 128 else 16, 8, 2)
     if capability[0] in (9, 10) or capability == (8, 0):  # 163 KiB of shared memory, or more
         block_n = 128 if width <= 64 else 64 if width <= 128 else 32
-        return Config(min(least, 128 if width <= 128 else 64), block_n, 8 if least > 64 else 4, 3)
+        block_m = min(least, 128 if width <= 128 else 64)
+        return Config(block_m, block_n, 8 if block_m > 64 or width > 128 else 4, 3)
     return Config(min(least, 64), 64 if width <= 64 else 32 if width <= 128 else 16, 4, 2)
 
 
