@@ -170,7 +170,7 @@ def counters(device: torch.device) -> torch.Tensor:
     """COUNTERS zeros; each launch leaves zeros behind, so launches on one stream share them.
 
     A tensor made while a graph is captured is not filled until the graph runs. So zeros are set
-    aside beforehand, for 32 streams; a capture that finds none fills its own at each replay.
+    aside beforehand, for 64 streams; a capture that finds none fills its own at each replay.
     """
     if device.type == "cpu":  # fresh ones: a launch that an error ended leaves no zeros
         return torch.from_numpy(np.zeros(COUNTERS, np.int32))
@@ -179,7 +179,7 @@ def counters(device: torch.device) -> torch.Tensor:
         return _counters[key]
     capturing = torch.cuda.is_current_stream_capturing()
     if device not in _zeros and not capturing:
-        pool = torch.zeros(32 * COUNTERS, dtype=torch.int32, device=device)
+        pool = torch.zeros(64 * COUNTERS, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)  # once, so that other streams find them filled
         _zeros[device] = list(pool.split(COUNTERS))
     if _zeros.get(device):
