@@ -1,11 +1,8 @@
-"""Chapter 03's own kernel beside the tuned one: times, errors, a trace, and what SDPA really runs.
+"""Chapter 03's own kernel beside the tuned one and cuDNN's: times of prefill and decode, a trace.
 
-- `tiled_attention`: prefill without a mask, n 64 to 16k, and decode (1 query); up to 2k as graphs
-- `attention_error`: relative errors against float64, by dtype and mask
-- `sdpa_backend`: the kernel that PyTorch's SDPA ran, by its name in the profiler, and its time
+Prefill without a mask, n 64 to 16k, and decode (1 query); up to 2k as graphs.
 """
 
-import warnings
 from pathlib import Path
 
 import torch
@@ -13,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks._chapter import built_in
-from kernelbook import backend, checks, timeline, timing
+from kernelbook import backend, timeline, timing
 from kernelbook.kernels import attention_naive as naive
 from kernelbook.kernels import attention_prefill as prefill
 
@@ -51,9 +48,6 @@ def variants() -> dict:
     chapter = built_in("03").tiled
     tiled = prefill.attention_prefill
     return {"naive": naive.attention_naive, "chapter": chapter, "tiled": tiled, "sdpa_cudnn": cudnn}
-
-
-# --- times ---------------------------------------------------------------------------------
 
 
 def measure(writer, functions: dict, sizes: dict, queries: int, keys: int, graph: bool) -> None:
@@ -105,82 +99,10 @@ def trace(n: int = 4096) -> None:
     timeline.profile(one_of_each).save(TRACE)
 
 
-# --- errors --------------------------------------------------------------------------------
-
-
-def errors(writer) -> None:
-    """‖out - truth‖ / ‖truth‖ in float64, 4 heads, head_dim 128."""
-    functions = variants() | {"sdpa": sdpa}
-    functions.pop("sdpa_cudnn")
-    sizes = {"batch": 1, "query_heads": 4, "kv_heads": 4, "head_dim": 128}
-    for dtype in (torch.float32, torch.float16, BF16):
-        for n in (1024, 4096):
-            for causal in (False, True):
-                q, k, v = inputs(sizes, n, n, dtype)
-                truth = checks.reference64(prefill.reference, q, k, v, causal)
-                shape = {**sizes, "n": n, "causal": causal}
-                for name, function in functions.items():
-                    error = checks.relative_error(function(q, k, v, causal=causal), truth)
-                    row = {"op": "attention_error", "variant": name, "shape": shape}
-                    row |= {"dtype": dtype, "peer": name == "sdpa"}
-                    writer.add(**row, error=float(f"{error:.4g}"))
-
-
-# --- which kernel did PyTorch run? ---------------------------------------------------------
-
-
-def _asked(q, k, v, mask):
-    causal, dense = mask == "causal", None
-    if mask == "dense":  # the same mask, as a tensor
-        dense = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device="cuda").tril()
-    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=dense, is_causal=causal)
-
-
-def _named(call, choice: SDPBackend | None):
-    def named():
-        with sdpa_kernel(choice):
-            return call()
-
-    return named if choice is not None else call
-
-
-BACKENDS = {
-    "default": None,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-
-
-def backends(writer, n: int = 4096) -> None:
-    """The longest kernel of each call, for four ways to ask; refused where a backend cannot."""
-    for dtype, mask in ((BF16, "none"), (BF16, "causal"), (BF16, "dense"), (torch.float32, "none")):
-        q, k, v = inputs(PREFILL, n, n, dtype)
-        call, shape = _asked(q, k, v, mask), {**PREFILL, "n": n, "mask": mask}
-        for name, choice in BACKENDS.items():
-            row = {"op": "sdpa_backend", "variant": name, "shape": shape, "dtype": dtype}
-            asked = _named(call, choice)
-            try:
-                with warnings.catch_warnings():  # a refusal's reasons, one warning each
-                    warnings.simplefilter("ignore")
-                    kernel = timeline.profile(asked).longest[0]
-                    found = timing.measure(asked, min_ms=10, warmup_ms=5)
-            except RuntimeError as error:
-                if "CUDA error" in str(error):
-                    raise
-                kernel, found = "", None
-            print(f"{mask} {dtype} {name}: {kernel[:60] or 'refused'}")
-            writer.add(**row, timing=found, peer=True, kernel_name=kernel or "refused")
-            torch.cuda.empty_cache()
-
-
 def run(writer) -> None:
-    """All parts; without a GPU nothing."""
+    """All lengths, then the trace; without a GPU nothing."""
     if not backend.GPU:
         print("tiled_attention: skipped, no GPU")
         return
-    for part in (errors, times, backends):
-        part(writer)
-        torch.cuda.empty_cache()
+    times(writer)
     trace()
