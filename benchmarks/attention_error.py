@@ -1,4 +1,4 @@
-"""Errors of naive, chapter 03's, tuned and PyTorch's attention against float64, by dtype and mask."""
+"""Errors of naive, chapter 03's, tuned and SDPA attention against float64, by dtype and mask."""
 
 import torch
 
