@@ -30,7 +30,7 @@ __all__ = ["Point", "amdahl_bars", "bars", "heatmap", "lines", "roofline", "seri
 
 
 def _stack(axes, y, parts: Mapping[str, float], colors, unit):
-    """One horizontal bar of stacked parts, each labelled inside where the label fits."""
+    """One horizontal bar of stacked parts, each labeled inside where the label fits."""
     figure, whole, start = axes.figure, sum(parts.values()), 0.0
     pixels = axes.get_window_extent().width / np.ptp(axes.get_xlim())
     for name, value in parts.items():

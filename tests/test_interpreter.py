@@ -75,7 +75,7 @@ def all_codes(dtype):
 
 
 def awkward_values(dtype):
-    """Halves between neighbours and beside them, overflow, subnormals, inf, NaN, random bits."""
+    """Halves between neighbors and beside them, overflow, subnormals, inf, NaN, random bits."""
     finite = all_codes(dtype).double()
     finite = finite[finite.isfinite()].unique()
     halves = ((finite[1:] + finite[:-1]) / 2).float()
