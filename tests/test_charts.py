@@ -106,7 +106,7 @@ def figure(request):
     plt.close(figure)
 
 
-def test_labelled_legible_and_apart(figure):
+def test_labeled_legible_and_apart(figure):
     (axes,) = figure.axes
     assert axes.get_xlabel()
     assert axes.get_ylabel() or len(axes.get_yticklabels()) >= 1

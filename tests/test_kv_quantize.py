@@ -109,7 +109,7 @@ def test_compiles(to):
 @pytest.mark.skipif(not backend.GPU, reason="no GPU: the quantizing kernel was not run compiled")
 @codes
 def test_on_a_gpu(to):
-    """Division there may err in the last bit: a code may be its neighbour where x lies between."""
+    """Division there may err in the last bit: a code may be its neighbor where x lies between."""
     x = torch.randn(2, 8, 100, 128, device="cuda").bfloat16()
     found, expected = quantize.kv_quantize(x, to), quantize.reference(x.float(), to)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=0)
