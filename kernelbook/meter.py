@@ -18,7 +18,7 @@ interpreter. Rules:
 """
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +29,9 @@ from kernelbook._meter_kernels import KernelCounts, KernelWatcher
 from kernelbook._meter_operations import OperationCounts, OperationWatcher
 from kernelbook._meter_waits import WaitWatcher, device_stand_ins
 
-__all__ = ["Counts", "KernelCounts", "OperationCounts", "count"]
+__all__ = ["Counts", "KernelCounts", "OperationCounts", "closed", "count"]
+
+_closed: list[str] = []
 
 
 @dataclass
@@ -165,11 +167,24 @@ def _many(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+@contextmanager
+def closed(why: str):
+    """Within this, `count` raises RuntimeError(why)."""
+    _closed.append(why)
+    try:
+        yield
+    finally:
+        _closed.pop()
+
+
 def count(fn, *args, **kwargs) -> Counts:
     """Run `fn(*args, **kwargs)` on CPU copies and count. The arguments stay as they are.
 
-    ValueError where `fn` holds tensors of another device in a closure or global.
+    ValueError where `fn` holds tensors of another device in a closure or global. RuntimeError where
+    `fn` itself calls the meter.
     """
+    if _closed:
+        raise RuntimeError(_closed[-1])
     refuse_captured(fn)
     memo: dict = {}
     fn, args, kwargs = on_cpu(fn, memo), on_cpu(args, memo), on_cpu(kwargs, memo)
@@ -177,6 +192,7 @@ def count(fn, *args, **kwargs) -> Counts:
     operations = OperationWatcher(counts.events)
     waits = WaitWatcher(counts.waits, operations)
     with ExitStack() as watching:
+        watching.enter_context(closed("the meter does not run inside what it counts"))
         if "torch._dynamo" in sys.modules:  # a compiled function shows its own operations
             watching.enter_context(torch.compiler.set_stance("force_eager"))
         watching.enter_context(interpreter.observe(KernelWatcher(counts.events)))

@@ -3,6 +3,7 @@
 import kernelbook  # noqa: F401  (before Triton)
 
 # isort: split
+import lab_harness
 import numpy
 import pytest
 import torch
@@ -11,21 +12,30 @@ import triton.language as tl
 
 from kernelbook import lab
 
-
+# As if written in a notebook.
+CELL = """
 @triton.jit
 def halve_kernel(x, out, n, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)
     tl.store(out + place, tl.load(x + place, mask=place < n) / 2, mask=place < n)
 
 
-# As if written in a notebook; the tests say where it matters.
-halve_kernel.fn.__module__ = "__main__"
-
-
 def halve(x):
     out = torch.empty_like(x)
     halve_kernel[(1,)](x, out, x.numel(), BLOCK=64)
     return out
+"""
+
+
+def cell(source: str, **names) -> dict:
+    """What a notebook's cell defines."""
+    namespace = {"__name__": "__main__", "torch": torch, "triton": triton, "tl": tl, **names}
+    lab_harness.execute(source, namespace)
+    return namespace
+
+
+notebook = cell(CELL)
+halve, halve_kernel = notebook["halve"], notebook["halve_kernel"]
 
 
 def failing(task, title="t", points=1):
@@ -84,6 +94,7 @@ def test_equal_names_the_likely_mistake():
         lab.equal(None, 3)
     with pytest.raises(AssertionError, match="expected 3, got \\[3\\]"):
         lab.equal([3], 3, {6: "twice"})
+    assert lab.equal(None, None) is None
 
 
 def test_near_allows_rounding_only():
@@ -160,10 +171,31 @@ def test_work_outside_a_kernel_is_refused(answer, reason):
         lab.count(answer, torch.randn(50))
 
 
-def test_a_kernel_of_another_module_is_refused(monkeypatch):
-    monkeypatch.setattr(halve_kernel.fn, "__module__", "kernelbook.kernels.halve")
-    with pytest.raises(lab.Refused, match=r"comes from kernelbook\.kernels\.halve"):
-        lab.compiles(halve, torch.randn(50))
+@triton.jit
+def theirs_kernel(x, out, n, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(out + place, tl.load(x + place, mask=place < n) / 2, mask=place < n)
+
+
+@triton.jit
+def their_half(x):
+    return x / 2
+
+
+OWN_LAUNCHER = CELL[CELL.index("def halve(") :]
+OWN_SHELL = CELL.replace("mask=place < n) / 2", "mask=place < n) * 0 + their_half(0.0)")
+
+
+@pytest.mark.parametrize(
+    "source, name",
+    [(OWN_LAUNCHER, "theirs_kernel"), (OWN_SHELL, "their_half")],
+    ids=["kernel", "helper of a kernel"],
+)
+def test_functions_of_another_module_are_refused_whatever_they_claim(monkeypatch, source, name):
+    monkeypatch.setattr(theirs_kernel.fn, "__module__", "__main__")
+    answer = cell(source, halve_kernel=theirs_kernel, their_half=their_half)["halve"]
+    with pytest.raises(lab.Refused, match=rf"{name} comes from test_lab_checks: write your own"):
+        lab.compiles(answer, torch.randn(50))
 
 
 def test_memory_that_no_kernel_writes_shows():

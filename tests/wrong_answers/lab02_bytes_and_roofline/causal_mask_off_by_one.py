@@ -1,7 +1,7 @@
 """Hides the diagonal as well: a query does not see its own key.
 
 cell: lab02_task4
-points: 3
+points: 0
 says: is the comparison off by one?
 """
 

@@ -1,7 +1,7 @@
 """Stores at visible keys alone: hidden ones keep what the memory held.
 
 cell: lab02_task4
-points: 3
+points: 0
 says: got nan
 """
 

@@ -2,7 +2,7 @@
 
 cell: lab03_task2
 points: 10
-says: is a tile of k or v loaded twice?
+says: is a tile of k or v loaded twice
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Rescales the sum, but not the accumulator.
 
 cell: lab03_task2
-points: 5
+points: 2
 says: both the sum and acc have to be rescaled
 """
 

@@ -1,7 +1,7 @@
 """Hides the diagonal: a query does not see its own key.
 
 cell: lab03_task3
-points: 3
+points: 0
 says: is the comparison off by one?
 """
 

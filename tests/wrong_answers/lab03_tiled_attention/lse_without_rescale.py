@@ -1,7 +1,7 @@
 """The sum so far keeps the old maximum when a block raises it.
 
 cell: lab03_task1
-points: 5
+points: 1
 says: the sum so far has to be rescaled
 """
 
