@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from synthetic_decode import edited, paged
 
 from kernelbook import backend, checks, compiled, meter
-from kernelbook.kernels import _partials
+from kernelbook.kernels import _partials, _split_launch
 from kernelbook.kernels import attention_mla as mla
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -55,7 +55,7 @@ def quantized(q, latent, rope, lengths):
 SHAPES = [  # heads, lengths, capacity
     (16, [1], 1),
     (16, [77, 130], 130),
-    (128, [65], 80),
+    (70, [65], 80),
     (3, [1, 16, 200], 256),
     (40, [33, 64], 70),
 ]
@@ -93,6 +93,8 @@ def test_any_length_split_page_and_dtype(heads, lengths, widths, parts, page, in
 
 def test_all_parts_but_one_empty(device, monkeypatch, unknown):
     monkeypatch.setattr(mla, "splits", lambda *_: 64)
+    right(*inputs(16, [1], 5000, torch.bfloat16, device))
+    monkeypatch.setattr(mla, "splits", lambda *_: 7)
     right(*inputs(16, [1, 0, 5], 5000, torch.bfloat16, device))
 
 
@@ -226,27 +228,28 @@ def launching(heads, dtype, page, int8=False):
 
 
 @pytest.mark.parametrize(
-    "heads, dtype, page, int8",
+    "heads, dtype, page, int8, target",
     [
-        (128, torch.bfloat16, None, False),
-        (16, torch.bfloat16, 64, False),
-        (16, torch.bfloat16, None, True),
+        (128, torch.bfloat16, None, False, 80),
+        (128, torch.bfloat16, None, False, 90),
+        (16, torch.bfloat16, 64, False, 90),
+        (16, torch.bfloat16, None, True, 80),
+        (16, torch.float32, None, False, 90),
     ],
     ids=str,
 )
-def test_compiles_within_each_gpus_shared_memory(heads, dtype, page, int8):
-    reports = compiled.compile_launches(launching(heads, dtype, page, int8), targets=[80, 90])
-    assert [report.refusal for report in reports] == [None] * 4
-    assert max(report.spill_bytes for report in reports) <= 64
-
-
-def test_fp32_compiles():
-    reports = compiled.compile_launches(launching(16, torch.float32, None), targets=[90])
+def test_compiles_within_each_gpus_shared_memory(heads, dtype, page, int8, target, monkeypatch):
+    monkeypatch.setattr(
+        _split_launch, "has_dependent_launch", lambda q: backend.capability() >= (9, 0)
+    )
+    reports = compiled.compile_launches(launching(heads, dtype, page, int8), targets=[target])
     assert [report.refusal for report in reports] == [None] * 2
+    assert max(report.spill_bytes for report in reports) <= 64
 
 
 def test_one_tile_of_1024_does_not_fit(monkeypatch):
     """Why 576 is two tiles: the same configuration with rows padded to a power of two."""
+    monkeypatch.setattr(_split_launch, "has_dependent_launch", lambda q: True)
     (two, _) = compiled.compile_launches(launching(128, torch.bfloat16, None), targets=[90])
     row = 2 * (512 + 64)  # bytes
     assert two.shared_bytes == (64 + 2 * 64) * row <= 227 * 1024 < (64 + 2 * 64) * 2 * 1024

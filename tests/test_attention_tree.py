@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from synthetic_decode import edited, paged
 
 from kernelbook import backend, checks, compiled, meter
-from kernelbook.kernels import _partials, attention_prefill
+from kernelbook.kernels import _partials, _split_launch, attention_prefill
 from kernelbook.kernels import attention_tree as tree
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -205,18 +205,23 @@ def launching(heads, tokens, head_dim, dtype, page):
 
 
 @pytest.mark.parametrize(
-    "heads, tokens, head_dim, dtype, page",
+    "heads, tokens, head_dim, dtype, page, targets",
     [
-        ((4, 1), 64, 128, torch.bfloat16, 16),
-        ((4, 1), 16, 256, torch.bfloat16, None),
-        ((2, 1), 8, 128, torch.float32, None),
+        ((4, 1), 64, 128, torch.bfloat16, 16, [80, 90]),
+        ((4, 1), 16, 256, torch.bfloat16, None, [80]),
+        ((2, 1), 8, 128, torch.float32, None, [90]),
     ],
     ids=str,
 )
-def test_compiles_within_each_gpus_shared_memory(heads, tokens, head_dim, dtype, page):
+def test_compiles_within_each_gpus_shared_memory(
+    heads, tokens, head_dim, dtype, page, targets, monkeypatch
+):
+    monkeypatch.setattr(
+        _split_launch, "has_dependent_launch", lambda q: backend.capability() >= (9, 0)
+    )
     launch = launching(heads, tokens, head_dim, dtype, page)
-    reports = compiled.compile_launches(launch, targets=[80, 90])
-    assert [report.refusal for report in reports] == [None] * 4
+    reports = compiled.compile_launches(launch, targets=targets)
+    assert [report.refusal for report in reports] == [None] * 2 * len(targets)
     assert max(report.spill_bytes for report in reports) <= 64
 
 

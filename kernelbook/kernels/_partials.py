@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from kernelbook.kernels._split_launch import host_values
 
@@ -123,8 +124,11 @@ def store_result(
 def merge_kernel(
     partial, partial_lse, out, lse, parts,
     WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, LSE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program merges TILE columns of a row; `out` and `lse` are contiguous in rows."""
+    if PDL:  # it may have started while the parts were still being computed
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     e = tl.load(partial_lse + row * parts + part, mask=part < parts, other=float("-inf"))
@@ -145,8 +149,11 @@ def merge_kernel(
         tl.store(lse + row, value, mask=tl.program_id(1) == 0)
 
 
-def merge(partial, partial_lse, out, lse=None) -> None:
-    """Merge partial [rows, parts, width] into `out`, and their logarithms into `lse` if given."""
+def merge(partial, partial_lse, out, lse=None, dependent: bool = False) -> None:
+    """Merge partial [rows, parts, width] into `out`, and their logarithms into `lse` if given.
+
+    dependent  start while the kernel before ends, which has called `gdc_launch_dependents`
+    """
     rows, parts, width = partial.shape
     tile = min(128, max(16, triton.next_power_of_2(width)))
     merge_kernel[(rows, triton.cdiv(width, tile))](
@@ -159,7 +166,9 @@ def merge(partial, partial_lse, out, lse=None) -> None:
         TILE=tile,
         PARTS=triton.next_power_of_2(parts),
         LSE=lse is not None,
+        PDL=dependent,
         num_warps=4 if parts > 8 else 2,
+        **({"launch_pdl": True} if dependent else {}),
     )
 
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernelbook import backend
-from kernelbook.kernels import _partials
+from kernelbook.kernels import _partials, _split_launch
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
 from kernelbook.work import Work
 
@@ -121,9 +122,11 @@ def attention_mla_kernel(
     stride_tb,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, QUANTIZED: tl.constexpr, SPLIT: tl.constexpr, LSE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M heads of a sequence, one part of its tokens. `scale` has log2(e)."""
+    if PDL:  # the merge may take free SMs now; it waits for these results itself
+        gdc_launch_dependents()
     part, batch = tl.program_id(1), tl.program_id(2)
     length = tl.maximum(tl.minimum(tl.load(lengths + batch), capacity), 0)
     begin, end = part_of(length, part, parts, BLOCK_N)
@@ -244,6 +247,7 @@ def attention_mla(
     blocks = triton.cdiv(heads, tile.block_m)
     parts = splits(batch, heads, capacity, tile, q.device)
     partial, partial_lse = None, None
+    dependent = parts > 1 and _split_launch.has_dependent_launch(q)
     if parts > 1:
         partial, partial_lse = _partials.scratch(batch * heads, parts, width, q.device)
     attention_mla_kernel[(blocks, parts, batch)](
@@ -275,9 +279,10 @@ def attention_mla(
         SPLIT=parts > 1,
         LSE=return_lse,
         PRECISION="ieee",
+        PDL=dependent,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
     if parts > 1:
-        _partials.merge(partial, partial_lse, out, lse)
+        _partials.merge(partial, partial_lse, out, lse, dependent)
     return (out, lse) if return_lse else out

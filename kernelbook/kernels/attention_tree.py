@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernelbook import backend
-from kernelbook.kernels import _partials
+from kernelbook.kernels import _partials, _split_launch
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
 from kernelbook.kernels.attention_prefill import DTYPES, padded
 from kernelbook.work import Work
@@ -159,8 +160,11 @@ def attention_tree_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd, stride_ab, stride_am, stride_tb,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, SPLIT: tl.constexpr, LSE: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M of the group × tree rows of a KV head, one part of the keys."""
+    if PDL:  # the merge may take free SMs now; it waits for these results itself
+        gdc_launch_dependents()
     part = tl.program_id(1)
     batch, kv_head = tl.program_id(2) // kv_heads, tl.program_id(2) % kv_heads
     length = tl.maximum(tl.minimum(tl.load(lengths + batch), capacity - tokens), 0)
@@ -279,6 +283,7 @@ def attention_tree(
     tile = config(group * tokens, head_dim, q.dtype, backend.capability(q.device))
     parts = splits(batch * kv_heads, group * tokens, capacity, tile, q.device)
     partial, partial_lse = None, None
+    dependent = parts > 1 and _split_launch.has_dependent_launch(q)
     if parts > 1:
         rows = batch * query_heads * tokens
         partial, partial_lse = _partials.scratch(rows, parts, head_dim, q.device)
@@ -290,8 +295,8 @@ def attention_tree(
         block_table.stride(0) if paged else 0,
         HEAD_DIM=head_dim, WIDTH=padded(head_dim), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         PAGE=k.shape[2] if paged else 0, SPLIT=parts > 1, LSE=return_lse, PRECISION="ieee",
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        PDL=dependent, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if parts > 1:
-        _partials.merge(partial, partial_lse, out, lse)
+        _partials.merge(partial, partial_lse, out, lse, dependent)
     return (out, lse) if return_lse else out
