@@ -8,15 +8,18 @@ from IPython.display import display
 from kernelbook.chart_style import number
 
 _SUFFIX = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+# Commas stand between thousands alone: whether "29,4" is 29.4 or 294 nobody can know.
+_NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)((?:e[+-]?\d+)?)\s*([kmgt]?)"
 
 
-def parse(text: str) -> float | None:
-    """A number as people write it ("1,000", "4.2k", "3e6"), or None."""
-    match = re.fullmatch(r"\s*([\d.,]+(?:e[+-]?\d+)?)\s*([kmgt]?)\s*", text.lower())
-    try:
-        return float(match[1].replace(",", "")) * _SUFFIX[match[2]] if match else None
-    except ValueError:
-        return None
+def parse(text: str, unit: str = "") -> float | None:
+    """A number as people write it ("1,000", "4.2k", "3e6", with the unit or without), or None."""
+    written, unit = text.strip().lower(), unit.strip().lower()
+    for number_alone in (written.removesuffix(unit).strip(), written):
+        match = re.fullmatch(_NUMBER, number_alone)
+        if match:
+            return float(match[1].replace(",", "") + match[2]) * _SUFFIX[match[3]]
+    return None
 
 
 class Guess:
@@ -33,14 +36,16 @@ class Guess:
 
     @property
     def value(self) -> float | None:
-        """The number written so far, None if there is none."""
-        return parse(self.field.value)
+        """The number written so far, None if there is none or it cannot be read."""
+        return parse(self.field.value, self.unit)
 
     def compare(self, answer: float) -> None:
         """Print the answer, and how far the guess was from it, if there was one."""
         told = f"{number(answer)} {self.unit}".strip()
         if self.value is None:
-            print(f"answer: {told} (no guess written)")
+            written = self.field.value.strip()
+            why = f"could not read {written!r} as a number" if written else "no guess written"
+            print(f"answer: {told} ({why})")
             return
         guessed = f"{number(self.value)} {self.unit}".strip()
         if self.value == 0 or answer == 0:

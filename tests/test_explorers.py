@@ -134,7 +134,12 @@ def test_a_notebook_runs_without_a_guess(capsys):
         ("1k", "your guess: 1,000 MB, 1.95x too high"),
         ("51.2", "your guess: 51.2 MB, 10x too low"),
         ("0", "your guess: 0 MB, off"),
-        ("many", "no guess written"),
+        (" ", "no guess written"),
+        ("many", "could not read 'many' as a number"),
+        ("29,4", "could not read '29,4' as a number"),
+        ("29 GB", "could not read '29 GB' as a number"),
+        ("512 MB", "your guess: 512 MB, close"),
+        ("512mb", "your guess: 512 MB, close"),
     ],
 )
 def test_a_guess_is_compared(capsys, written, told):
@@ -145,12 +150,19 @@ def test_a_guess_is_compared(capsys, written, told):
 
 
 def test_numbers_as_people_write_them():
-    assert [parse(text) for text in ("1,000", "4.2k", "3e6", " 7 ", "", "x", "1.2.3")] == [
-        1000,
+    read = {"1,000": 1000, "1,234,567.5": 1234567.5, "4.2k": 4200, "3e6": 3e6, " 7 ": 7, ".5": 0.5}
+    unread = dict.fromkeys(("", "x", "1.2.3", "29,4", "1,0000", "-3", "2 MB"))
+    for text, value in (read | unread).items():
+        assert parse(text) == value, text
+
+
+def test_a_number_may_carry_the_fields_unit():
+    assert [parse(text, "MB") for text in ("29 MB", "29mb", "4.2k MB", "29", "29 m")] == [
+        29,
+        29,
         4200,
-        3e6,
-        7,
-        None,
-        None,
-        None,
+        29,
+        29e6,
     ]
+    assert parse("29 GB", "MB") is None
+    assert parse("3k", "k") == 3 and parse("3 %", "%") == 3
