@@ -229,7 +229,7 @@ def _check(q, k, v, scale):
         raise ValueError(
             f"q, k and v must all be fp16, bf16 or fp32, got {q.dtype}, {k.dtype}, {v.dtype}"
         )
-    if not (math.isfinite(scale) and scale > 0):
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be positive and finite, got {scale}")
     backend.same_device(q=q, k=k, v=v)
 
@@ -279,8 +279,8 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
     through pointers. Before sm_80 Triton uses no tensor cores: right, and slow.
     Source: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023).
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     _check(q, k, v, scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     batch, query_heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
