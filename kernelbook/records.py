@@ -21,16 +21,12 @@ from kernelbook.work import Work, short
 REPOSITORY = Path(__file__).resolve().parent.parent
 REQUIRED = ("op", "variant", "peer", "shape", "dtype", "run")
 TIMES = ("median_us", "p10_us", "p90_us")
+DTYPES = ("bf16", "fp16", "fp32", "float64", "fp8", "int8", "int32", "int64")  # as `short` says
 
 
 def path_of(gpu: str = "h200", own: bool = False) -> Path:
     """The file of records for a GPU: the shipped one, or the reader's own."""
     return REPOSITORY / ("build" if own else "data") / "records" / f"{gpu}.jsonl"
-
-
-def own_path() -> Path:
-    """Where measurements of the GPU in this machine go; RuntimeError without one."""
-    return path_of(gpu_slug(new_run()["gpu"]), own=True)
 
 
 def shown(path: Path) -> str:
@@ -60,17 +56,33 @@ def check(row: dict):
         raise ValueError(f"a measurement needs {', '.join(REQUIRED)}; missing: {missing}")
     if not isinstance(row["peer"], bool) or not isinstance(row["shape"], dict):
         raise ValueError("peer must be true or false, and shape a dict such as {'batch': 1}")
+    if row["dtype"] not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {row['dtype']!r}")
     for key, value in row.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{key} is {value}")
+    _check_times(row)
+    for key, kind, words in (("bytes", int, "a whole number"), ("flops", int | float, "a number")):
+        value = row.get(key)
+        if value is not None and (not _is(value, kind) or value < 0):
+            raise ValueError(f"{key} must be {words}, 0 or more; got {value!r}")
+
+
+def _check_times(row: dict):
     given = [key for key in TIMES if row.get(key) is not None]
     if given and given != list(TIMES):
         raise ValueError(f"a time needs {', '.join(TIMES)}; got only {given}")
+    for key in given:
+        if not _is(row[key], int | float):
+            raise ValueError(f"{key} must be a number, got {row[key]!r}")
     if given and not 0 < row["p10_us"] <= row["median_us"] <= row["p90_us"]:
         found = ", ".join(f"{key} {row[key]}" for key in ("p10_us", "median_us", "p90_us"))
         raise ValueError(f"times must be positive and p10 <= median <= p90, got {found}")
-    if any(isinstance(row.get(key), int | float) and row[key] < 0 for key in ("bytes", "flops")):
-        raise ValueError(f"bytes and flops cannot be negative: {row['bytes']}, {row['flops']}")
+
+
+def _is(value, kind) -> bool:
+    """Whether a value is of a kind of number; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class Writer:
@@ -173,6 +185,15 @@ def _matches(row: dict, filters: dict) -> bool:
     return True
 
 
+def _check_filters(rows: list[dict], filters: dict):
+    """ValueError for a filter that no row knows, so that a misspelled name does not match none."""
+    known = {key for row in rows for key in (*row, *row["shape"])}
+    asked = {*filters, *filters.get("shape", {})}
+    if rows and asked - known:
+        unknown, names = ", ".join(sorted(asked - known)), ", ".join(sorted(known))
+        raise ValueError(f"no such filter: {unknown}; these records know {names}")
+
+
 def load(
     op: str | None = None, gpu: str = "h200", *, run: str | None = None, own=False, **filters
 ) -> list[dict]:
@@ -180,7 +201,8 @@ def load(
 
     filters  variant=, peer=, dtype=, shape={...} (part of it), or a shape's entry: batch=1
     own      the reader's measurements instead of the shipped ones
-    Raises FileNotFoundError where there are no shipped records of this GPU.
+    Raises FileNotFoundError where there are no shipped records of this GPU, and ValueError for a
+    filter that no record of the op has, by its own keys or by its shape's.
     """
     path = path_of(gpu, own)
     if not path.exists():
@@ -191,6 +213,7 @@ def load(
     lines = read(path)
     dates = {line["run"]: line["date"] for line in lines if "run_info" in line}
     rows = [line for line in lines if "op" in line and op in (None, line["op"])]
+    _check_filters(rows, filters)
     newest = {}
     for row in rows:  # of equally old runs the last one written
         if dates.get(row["run"], "") >= dates.get(newest.get(row["op"]), ""):
@@ -223,15 +246,6 @@ def one(op: str, gpu: str = "h200", **filters) -> dict:
         raise LookupError(f"no record of {op} matches {asked}; there are:\n{describe(others)}")
     ops = sorted({row["op"] for row in load(None, gpu, own=filters.get("own", False))})
     raise LookupError(f"no record of {op!r}; there are records of: {', '.join(ops) or 'nothing'}")
-
-
-def ratio(op: str, variant: str, peer: str, shape: dict | None = None, gpu="h200", **more) -> float:
-    """How many times faster `variant` is than `peer`: peer's median / variant's, of one run."""
-    shape = {"shape": shape} if shape else {}
-    ours, theirs = (one(op, gpu, variant=name, **shape, **more) for name in (variant, peer))
-    if ours["run"] != theirs["run"]:
-        raise LookupError(f"{variant} and {peer} were not measured in one run: not comparable")
-    return theirs["median_us"] / ours["median_us"]
 
 
 def run_info(run: str) -> dict:

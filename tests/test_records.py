@@ -79,7 +79,12 @@ BAD = [
     ({"op": None}, r"missing: \['op'\]"),
     ({"shape": [1, 2]}, "shape a dict"),
     ({"tokens_per_s": math.nan}, "tokens_per_s is nan"),
-    ({"work": Work(-1, 0, 0)}, "cannot be negative"),
+    ({"work": Work(-1, 0, 0)}, "flops must be a number, 0 or more; got -1"),
+    ({"work": None, "flops": -1}, "flops must be a number, 0 or more; got -1"),
+    ({"work": None, "bytes": 1.5}, "bytes must be a whole number, 0 or more; got 1.5"),
+    ({"work": None, "bytes": True}, "bytes must be a whole number"),
+    ({"dtype": "bfloat16"}, "dtype must be one of bf16,.*got 'bfloat16'"),
+    ({"timing": None, "median_us": "3", "p10_us": 2, "p90_us": 4}, "median_us must be a number"),
 ]
 
 
@@ -127,12 +132,13 @@ def test_one_lists_what_there_is(shelf):
         records.one("norm")
 
 
-def test_ratio_compares_within_one_run(shelf):
+def test_a_misspelled_filter_is_named(shelf):
     shelf()
-    assert records.ratio("copy", "ours", "theirs", {"n": 1024}) == pytest.approx(1.5)
-    shelf("later", "2026-11-30T10:00:00Z", medians={"ours": 2.0})
-    with pytest.raises(LookupError, match="no record of copy matches variant='theirs'"):
-        records.ratio("copy", "ours", "theirs")  # the newest run has no peer: no mixing of runs
+    with pytest.raises(ValueError, match=r"no such filter: varient; these records know batch, .*"):
+        records.load("copy", varient="ours")
+    with pytest.raises(ValueError, match=r"no such filter: rows;"):
+        records.one("copy", shape={"n": 1024, "rows": 1})
+    assert records.load("norm", batch=1) == []
 
 
 def test_caption_says_which_machine_and_whose(shelf):
