@@ -182,3 +182,33 @@ def test_a_config_that_lacks_a_size(folder):
     path.write_text(json.dumps({k: v for k, v in config.items() if k != "hidden_size"}))
     with pytest.raises(ValueError, match="lacks hidden_size"):
         model.load(folder)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 3\n"
+
+
+@pytest.mark.parametrize(
+    "file,text,message",
+    [
+        ("config.json", "{not json", r"^config\.json is not JSON .*: download it again$"),
+        ("config.json", b"\xff\xfe{}", r"^config\.json is not JSON"),
+        ("config.json", "[]", r"^config\.json holds a list, not an object"),
+        ("config.json", POINTER, r"^config\.json is a Git LFS pointer, .*git lfs pull"),
+        ("model.safetensors", POINTER, r"^model\.safetensors is a Git LFS pointer"),
+        ("model.safetensors", "", r"^model\.safetensors is cut short or no safetensors file"),
+        ("model.safetensors.index.json", "{}", r"index\.json has no weight_map"),
+    ],
+)
+def test_a_damaged_file_is_named(folder, file, text, message):
+    (folder / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        model.load(folder)
+
+
+@pytest.mark.parametrize("shard", ["5GB", "20KB"])
+def test_a_file_cut_short_is_named(tmp_path, shard):
+    save(tmp_path, shard)
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=rf"^{path.name} is cut short .*: download it again$"):
+        model.load(tmp_path)

@@ -1,20 +1,23 @@
 """Weights from any folder in Hugging Face's Llama layout: one safetensors file or many."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from kernelbook.model.config import from_hugging_face
 from kernelbook.model.llama import Llama
+
+LFS = b"version https://git-lfs"  # how the stand-in of a file begins that was not downloaded
 
 
 def load(folder: str | Path, dtype: torch.dtype | None = None, device="cpu") -> Llama:
     """The model of a folder with `config.json` and `*.safetensors`, ready for inference.
 
     `dtype` None keeps what the file holds. Tensors are read one at a time straight into the
-    model. ValueError if files or tensors are missing, left over, or of another shape.
+    model. ValueError if files or tensors are missing, damaged, left over, or of another shape.
     """
     folder = Path(folder)
     config = from_hugging_face(_read_json(folder / "config.json"))
@@ -26,7 +29,7 @@ def load(folder: str | Path, dtype: torch.dtype | None = None, device="cpu") -> 
     wanted = {stored: path for stored, path in files.items() if _name(stored) in expected}
     weights = {}
     for path in sorted(set(wanted.values())):
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with _opened(path, str(device)) as file:
             for stored in (key for key, where in wanted.items() if where == path):
                 tensor = file.get_tensor(stored)
                 _check_shape(stored, tensor, expected[_name(stored)])
@@ -39,7 +42,30 @@ def load(folder: str | Path, dtype: torch.dtype | None = None, device="cpu") -> 
 def _read_json(path: Path) -> dict:
     if not path.is_file():
         raise ValueError(f"{path.parent.name} has no {path.name}")
-    return json.loads(path.read_text())
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise ValueError(_damaged(path, f"is not JSON ({error})")) from None
+    if not isinstance(found, dict):
+        raise ValueError(_damaged(path, f"holds a {type(found).__name__}, not an object"))
+    return found
+
+
+@contextmanager
+def _opened(path: Path, device: str = "cpu"):
+    """A file of tensors; ValueError that names it where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(_damaged(path, f"is cut short or no safetensors file ({error})")) from None
+
+
+def _damaged(path: Path, why: str) -> str:
+    with path.open("rb") as file:
+        if file.read(len(LFS)) == LFS:
+            return f"{path.name} is a Git LFS pointer, not the file: run `git lfs pull`"
+    return f"{path.name} {why}: download it again"
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -47,13 +73,16 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.is_file():
-        files = {name: folder / file for name, file in _read_json(index)["weight_map"].items()}
+        named = _read_json(index).get("weight_map")
+        if not isinstance(named, dict):
+            raise ValueError(_damaged(index, "has no weight_map"))
+        files = {name: folder / file for name, file in named.items()}
         absent = sorted({path.name for path in files.values() if not path.is_file()})
         if absent:
             raise ValueError(f"{index.name} names {', '.join(absent)}, not in the folder")
         return files
     if single.is_file():
-        with safe_open(single, framework="pt") as file:
+        with _opened(single) as file:
             return dict.fromkeys(file.keys(), single)
     raise ValueError(f"{folder.name} has neither {single.name} nor {index.name}")
 
