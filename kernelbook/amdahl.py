@@ -42,9 +42,3 @@ def limit(p: float) -> float:
 def predicted_share_after(p: float, s: float) -> float:
     """The block's share once it is s times faster: (p / s) / ((1 - p) + p / s)."""
     return (_checked_share(p) / s) * speedup(p, s)
-
-
-def needed_speedup(p: float, target: float) -> float:
-    """How much faster the block must get for a whole speedup `target`; inf where none is enough."""
-    remaining = 1 / _checked_speedup(target) - (1 - _checked_share(p))
-    return p / remaining if remaining > 0 else math.inf

@@ -14,7 +14,6 @@ def test_half_the_step_twice_as_fast():
     assert amdahl.speedup(0.5, 2) == pytest.approx(4 / 3)
     assert amdahl.limit(0.5) == 2
     assert amdahl.predicted_share_after(0.5, 2) == pytest.approx(1 / 3)
-    assert amdahl.needed_speedup(0.5, 4 / 3) == pytest.approx(2)
 
 
 @given(shares, speedups)
@@ -29,7 +28,6 @@ def test_speedup_is_before_over_after(p, s):
 def test_whole_step_and_nothing():
     assert amdahl.limit(1) == math.inf
     assert amdahl.speedup(0, 100) == 1
-    assert amdahl.needed_speedup(0.1, 2) == math.inf
 
 
 def test_share():
