@@ -379,3 +379,11 @@ def test_fault_in_the_kernel_with_warp_roles_is_noticed(fault, tmp_path, monkeyp
     right(q, k, v, True)
     monkeypatch.setattr("kernelbook.kernels.attention_prefill_hopper.launch", module.launch)
     fails_as_a_wrong_number(q, k, v, prefill.attention_prefill)
+
+
+def test_shapes_are_checked_before_the_scale_is_derived_from_them():
+    empty = torch.empty(1, 1, 4, 0)
+    with pytest.raises(ValueError, match="from 8 to 256"):
+        prefill.attention_prefill(empty, empty, empty)
+    with pytest.raises(ValueError, match="must be"):
+        prefill.attention_prefill(torch.tensor(1.0), empty, empty)

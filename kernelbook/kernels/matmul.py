@@ -106,8 +106,11 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) ->
         )
     (m, k), n = a.shape, b.shape[1]
     out = a.new_empty(m, n) if out is None else out
-    if out.shape != (m, n) or out.dtype != a.dtype:
-        raise ValueError(f"out must be ({m}, {n}) {a.dtype}, got {tuple(out.shape)} {out.dtype}")
+    if out.shape != (m, n) or out.dtype != a.dtype or 0 in out.stride():
+        raise ValueError(
+            f"out must be ({m}, {n}) {a.dtype}, each element with a place of its own, "
+            f"got {tuple(out.shape)} {out.dtype}, strides {out.stride()}"
+        )
     backend.same_device(a=a, b=b, out=out)
     if out.numel():
         tile = config(m, n, a.dtype, a.device)
