@@ -101,6 +101,19 @@ def test_length_1_in_a_grid_of_64_splits(merge, device):
     right(q, k, v, [1, 1], splits=64, merge=merge)
 
 
+@merges
+def test_more_splits_than_a_merging_program_holds(merge, monkeypatch):
+    """Partial results then come in chunks, and a larger maximum rescales what was merged before."""
+    monkeypatch.setattr(_split_launch, "MERGED_AT_ONCE", 64)
+    right(*growing(), splits=7, merge=merge)
+
+
+def growing():
+    """The last splits hold the largest scores."""
+    q, k, v = inputs(1, 3, 1, 6 * 32 + 5, 16)
+    return q, k * torch.linspace(0.1, 5, k.shape[2])[:, None], v
+
+
 @devices
 @merges
 def test_all_but_one_split_empty_beside_a_long_sequence(merge, device):
@@ -303,7 +316,7 @@ def test_other_forms_compile_for_hopper():
 
 FAULTS = {
     "merge without weights": ("results * weight[:, :, None]", "results"),
-    "no rescale": ("acc = acc * rescale[:, None]", "acc = acc * 1.0"),
+    "no rescale": ("acc = acc * rescale[:, None]\n", "acc = acc * 1.0\n"),
     "last tile ignored": ("tiles = tl.cdiv(length, BLOCK_N)", "tiles = length // BLOCK_N"),
     "length off by one": ("inside = token < end", "inside = token <= end"),
     "a split too few merged": ("(part < used)[:, None]", "(part < used - 1)[:, None]"),
@@ -332,3 +345,12 @@ def test_fault_in_the_kernel_is_noticed(fault, merge, tmp_path, monkeypatch):
     plant(FAULTS[fault], tmp_path, monkeypatch)
     with pytest.raises(AssertionError, match=r"relative error .* tolerance"):
         right(q, k, v, [800, 300], splits=4, merge=merge)
+
+
+@merges
+def test_merge_that_does_not_rescale_is_noticed(merge, tmp_path, monkeypatch):
+    monkeypatch.setattr(_split_launch, "MERGED_AT_ONCE", 64)
+    fault = ("acc = acc * rescale[:, None] + tl.sum", "acc = acc + tl.sum")
+    plant(fault, tmp_path, monkeypatch)
+    with pytest.raises(AssertionError, match=r"relative error .* tolerance"):
+        right(*growing(), splits=7, merge=merge)

@@ -124,39 +124,38 @@ def stream(
 @triton.jit
 def merge_rows(
     partial, partial_lse, out, lse, group, start, rows, splits, used,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """ROWS output rows of a group from the partial results of its first `used` splits.
 
-    A split that attended to nothing has a log-sum-exp of -inf, so its weight is 0. Loads bypass the
-    L1, which could hold a line from before another SM wrote it.
+    A split that attended to nothing has a log-sum-exp of -inf, so its weight is 0. Mostly CHUNK
+    holds all splits: one round of loads. They bypass the L1, which could hold a line from before
+    another SM wrote it.
     """
     row = start + tl.arange(0, ROWS)
-    first = tl.cast(group, tl.int64) * splits
-    split = tl.arange(0, SPLITS)
-    at = (first + split)[:, None] * rows + row[None, :]
-    inside = (split < used)[:, None] & (row < rows)[None, :]
-    log = tl.load(partial_lse + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    top = tl.max(log, axis=0)
-    top = tl.where(top == float("-inf"), 0.0, top)  # no split saw a key: every weight is 0
-    total = tl.sum(tl.math.exp2(log - top[None, :]), axis=0)
-
     column = tl.arange(0, WIDTH)
+    first = tl.cast(group, tl.int64) * splits
     acc = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     for chunk in range(0, used, CHUNK):
         part = chunk + tl.arange(0, CHUNK)
         place = (first + part)[:, None] * rows + row[None, :]
         there = (part < used)[:, None] & (row < rows)[None, :]
-        share = tl.load(partial_lse + place, mask=there, other=float("-inf"), cache_modifier=".cg")
-        weight = tl.math.exp2(share - top[None, :])  # [CHUNK, ROWS]
-        results = tl.load(
+        log = tl.load(partial_lse + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+        results = tl.load(  # [CHUNK, ROWS, WIDTH]
             partial + place[:, :, None] * HEAD_DIM + column[None, None, :],
             mask=there[:, :, None] & (column < HEAD_DIM)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        acc += tl.sum(results * weight[:, :, None], axis=0)
+        top_new = tl.maximum(top, tl.max(log, axis=0))
+        base = tl.where(top_new == float("-inf"), 0.0, top_new)  # no split saw a key: weights 0
+        weight = tl.math.exp2(log - base[None, :])
+        rescale = tl.math.exp2(top - base)
+        total = total * rescale + tl.sum(weight, axis=0)
+        acc = acc * rescale[:, None] + tl.sum(results * weight[:, :, None], axis=0)
+        top = top_new
     store_rows(out, lse, group, row, rows, acc, total, top, HEAD_DIM, WIDTH)
 
 
@@ -183,7 +182,7 @@ def split_item(
     q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, CAUSAL: tl.constexpr, LAST: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One split of one group: BLOCK_M of the query rows that share a KV head of a sequence."""
     m_tile = item % m_tiles
@@ -218,7 +217,7 @@ def split_item(
             HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL,
         )  # fmt: skip
 
-        if SPLITS == 1:  # noqa: SIM114 (known to the compiler, which then drops the rest)
+        if not SPLIT:  # noqa: SIM114 (known to the compiler, which then drops the rest)
             store_rows(out, lse, group, row, rows, acc, l, m * scale, HEAD_DIM, WIDTH)
         elif used <= 1:
             store_rows(out, lse, group, row, rows, acc, l, m * scale, HEAD_DIM, WIDTH)
@@ -237,7 +236,7 @@ def split_item(
                     for start in range(m_tile * BLOCK_M, end_row, ROWS):
                         merge_rows(
                             partial, partial_lse, out, lse, group, start, rows, splits, used,
-                            HEAD_DIM, WIDTH, ROWS, SPLITS, CHUNK,
+                            HEAD_DIM, WIDTH, ROWS, CHUNK,
                         )  # fmt: skip
                     tl.store(counter, 0)  # ready for the next launch, or a graph's next replay
 
@@ -253,12 +252,12 @@ def split_kv_kernel(
     q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, CAUSAL: tl.constexpr, LAST: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     PERSISTENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program takes one item (a split of a group), or every num_programs-th where PERSISTENT.
 
-    `scale` contains log2(e). SPLITS is the power of two that `splits` fits in.
+    `scale` contains log2(e). SPLIT says whether `splits` is more than 1.
     """
     if PDL:  # the merge kernel may take free SMs now; it waits for this one's results itself
         gdc_launch_dependents()
@@ -268,14 +267,14 @@ def split_kv_kernel(
                 item, q, k, v, k_scale, v_scale, table, lengths, out, lse, partial, partial_lse,
                 counters, capacity, kv_heads, queries, rows, splits, m_tiles, scale,
                 q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
-                HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLITS, ROWS, CHUNK,
+                HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLIT, ROWS, CHUNK,
             )  # fmt: skip
     else:
         split_item(
             tl.program_id(0), q, k, v, k_scale, v_scale, table, lengths, out, lse, partial,
             partial_lse, counters, capacity, kv_heads, queries, rows, splits, m_tiles, scale,
             q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
-            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLITS, ROWS, CHUNK,
+            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLIT, ROWS, CHUNK,
         )  # fmt: skip
 
 
@@ -283,7 +282,7 @@ def split_kv_kernel(
 def merge_kernel(
     partial, partial_lse, out, lse, lengths, capacity, kv_heads, rows, splits,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program merges one output row. A sequence with one split in use is already written."""
     if PDL:
@@ -293,5 +292,5 @@ def merge_kernel(
     if used > 1:
         merge_rows(
             partial, partial_lse, out, lse, group, row, rows, splits, used,
-            HEAD_DIM, WIDTH, 1, SPLITS, CHUNK,
+            HEAD_DIM, WIDTH, 1, CHUNK,
         )  # fmt: skip

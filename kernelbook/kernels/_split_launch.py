@@ -229,8 +229,7 @@ def launch(
         )
         partial = partial_lse.new_empty(*partial_lse.shape, head_dim)
         arrivals = counters(device) if merge == "last" else None
-    whole = triton.next_power_of_2(splits)
-    chunk = min(whole, max(1, MERGED_AT_ONCE // width))
+    chunk = min(triton.next_power_of_2(splits), MERGED_AT_ONCE // width)
     together = max(
         1, min(tile.block_m, triton.next_power_of_2(rows), MERGED_AT_ONCE // (chunk * width))
     )
@@ -245,7 +244,7 @@ def launch(
         (0, 0) if cache.table is None else cache.table.stride(),
         HEAD_DIM=head_dim, WIDTH=width, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         PAGE=cache.page, CAUSAL=causal, LAST=merge == "last",
-        SPLITS=whole, ROWS=together, CHUNK=chunk, PERSISTENT=programs is not None, **dependent,
+        SPLIT=splits > 1, ROWS=together, CHUNK=chunk, PERSISTENT=programs is not None, **dependent,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if splits > 1 and merge == "kernel":
@@ -253,7 +252,7 @@ def launch(
         merge_kernel[(batch * kv_heads * rows,)](
             partial, partial_lse, out, lse, lengths, capacity, kv_heads, rows, splits,
             HEAD_DIM=head_dim, WIDTH=width, BLOCK_N=tile.block_n,
-            SPLITS=whole, CHUNK=chunk, **dependent, num_warps=4, **more,
+            CHUNK=chunk, **dependent, num_warps=4, **more,
         )  # fmt: skip
     return (out, lse) if return_lse else out
 
