@@ -36,7 +36,7 @@ _modules = [
     *(_meter_bytes, _meter_kernels, _meter_operations, _meter_waits),
     *(checks, compiled, interpreter, meter, work),
 ]
-_names = {"meter": meter, "torch": torch, "triton": triton, "tl": tl, "compiled": compiled}
+_names = {"meter": meter, "torch": torch, "triton": triton, "tl": tl}
 _names |= {"Work": work.Work, "MACHINES": work.MACHINES, "relative_error": checks.relative_error}
 _given: dict[str, object] = {}
 _known: dict[str, tuple] = {}

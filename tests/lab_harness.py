@@ -4,11 +4,16 @@ A LAB is solutions/labNN_name/labNN_name.ipynb, without outputs. Its cells, by n
   labNN_setup        locked: `from kernelbook import lab, ...` (kernelbook before triton; the only
                      cell that may take longer than 10 s)
   labNN_imports      locked: torch, triton
-  labNN_taskK_spec   locked: the plain reference function, if any (any other locked id will do)
+  labNN_taskK_spec   locked: the plain reference function, if any (any other locked id will do);
+                     `@lab.given` on what the tests call, so that an answer cannot replace it
   labNN_taskK        solution: between `### BEGIN SOLUTION` and `### END SOLUTION`; for a kernel
                      the region holds all of it, decorator included
-  labNN_taskK_test   grade, locked, with points. It builds `task = lab.Task("task K", points=P)`,
-                     earns parts, has `### BEGIN HIDDEN TESTS` ... `### END HIDDEN TESTS` around
+  labNN_taskK_test   grade, locked, with points. It starts with `from kernelbook import lab`, builds
+                     `task = lab.Task("task K", points=P)`, calls answers by `lab.count`,
+                     `lab.compiles` or `lab.ask` alone (so that reasons name the student's line),
+                     earns parts (points for wastes count where `lab.close` or `lab.same` found
+                     the same call's result right; literal cases are worth little, drawn ones the
+                     rest), has `### BEGIN HIDDEN TESTS` ... `### END HIDDEN TESTS` around
                      those drawn from `task.draws(n)`, and ends with `task.score()`. The parts of
                      the solution must add up to P. Later tasks' tests use references, never an
                      earlier answer. See kernelbook/lab.py for the checks.

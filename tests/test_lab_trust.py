@@ -281,3 +281,41 @@ def test_same_compares_whole_numbers_and_their_dtype():
         lab.same(torch.tensor([1, 3]), want, "off")
     with pytest.raises(AssertionError, match=r"dtype of ids: expected torch.int64, got .*int32"):
         lab.same(want.int(), want)
+
+
+LIBRARY = """
+def softmax(x):
+    return torch.softmax(x, dim=-1)
+"""
+TRICKS = {
+    "own_kernels": """
+from kernelbook import _lab_kernels
+
+_lab_kernels.own_kernels = lambda counts: None
+""",
+    "equal": "lab.equal = lab.near = lab.close = lambda *_, **__: None",
+    "score": "lab.Task.score = lambda task: task.points",
+    "proxy": """
+import types
+
+import kernelbook
+
+lab = types.SimpleNamespace(**vars(lab))
+lab.count = lambda fn, *args: meter.count(fn, *args)
+""",
+    "reference": "def causal_mask(n, m):\n    return torch.zeros(n, m, dtype=torch.bool)",
+}
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_trick_in_an_answer_earns_nothing(monkeypatch, trick):
+    places = [(_lab_kernels, ["own_kernels"]), (lab, ["equal", "near", "close"])]
+    for place, names in [*places, (lab.Task, ["score"])]:
+        for name in names:  # what the answer changes is put back after the test
+            monkeypatch.setattr(place, name, getattr(place, name))
+    answer = LIBRARY + TRICKS[trick]
+    where = "lab02_task4" if trick == "reference" else "lab02_task3"
+    outcome = lab_harness.run("lab02_bytes_and_roofline", {where: answer})
+    assert outcome.points[f"{where}_test"] == 0
+    if trick != "proxy":  # the test's own import undoes that one
+        assert isinstance(outcome.errors[f"{where}_test"], lab.Refused)

@@ -39,6 +39,7 @@ def test_a_lab_has_three_to_six_tasks_and_a_spec_of_points(lab):
     assert 3 <= len(tests) <= 6
     for cell in tests:
         assert "### BEGIN HIDDEN TESTS" in cell.source and ".draws(" in cell.source
+        assert cell.source.startswith("from kernelbook import lab")
         assert cell.source.rstrip().endswith("task.score()")
         assert cell.metadata.nbgrader.locked
     assert not any(cell.get("outputs") for cell in cells)
