@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelbook import backend, checks, compiled, meter
+from kernelbook import backend, checks, compiled, meter, model
 from kernelbook.kernels import _split_kv, _split_launch
 from kernelbook.kernels import attention_decode as decode
 
@@ -176,6 +176,18 @@ def test_scale_and_lengths_as_a_list():
     right(q, k, v, scale=0.3)
     out = decode.attention_decode(q, k, v, [200, 9])
     checks.check(out, checks.reference64(decode.reference, q, k, v, [200, 9]))
+
+
+@devices
+@merges
+def test_the_models_text_is_unchanged(merge, device):
+    """Prompt and steps through the decode kernel, in fp32."""
+    size = (8, 200) if device == "cuda" else (1, 4)
+
+    def attention(q, k, v, **options):
+        return decode.attention_decode(q, k, v, splits=2, merge=merge, **options)
+
+    assert model.text_unchanged(attention, *size, prompt_length=40, device=device)
 
 
 def test_no_sequences():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_attention_decode import DTYPES, MERGES, devices, int32, merges, plant
 
-from kernelbook import checks, compiled, meter
+from kernelbook import checks, compiled, meter, model
 from kernelbook.kernels import _split_launch
 from kernelbook.kernels import attention_decode as decode
 from kernelbook.kernels import attention_paged as paged
@@ -114,6 +114,26 @@ def test_a_pool_laid_out_by_tokens():
     assert not k.is_contiguous()
     right(q, k, v, table, lengths)
     right(q, k, v, table.T.contiguous().T, lengths)
+
+
+@devices
+def test_the_models_text_is_unchanged(device):
+    """Keys and values laid on 16-token pages in random order at each call, in fp32."""
+
+    def attention(q, k, v, causal, scale):
+        batch, heads, tokens, head_dim = k.shape
+        count = -(-tokens // 16)
+        table = torch.randperm(batch * count, device=device).int().view(batch, count)
+        pools = []
+        for x in (k, v):
+            x = torch.nn.functional.pad(x, (0, 0, 0, count * 16 - tokens))
+            pages = x.view(batch, heads, count, 16, head_dim).transpose(1, 2).flatten(0, 1)
+            pools.append(torch.empty_like(pages).index_copy_(0, table.flatten().long(), pages))
+        lengths = int32([tokens] * batch, device)
+        return paged.attention_paged(q, *pools, table, lengths, causal=causal, scale=scale)
+
+    size = (8, 200) if device == "cuda" else (1, 4)
+    assert model.text_unchanged(attention, *size, prompt_length=40, device=device)
 
 
 def test_several_causal_queries():
