@@ -98,6 +98,13 @@ def test_all_parts_but_one_empty(device, monkeypatch, unknown):
     right(*inputs(16, [1, 0, 5], 5000, torch.bfloat16, device))
 
 
+def test_one_long_sequence_fills_the_sms():
+    """All heads share a row, so at batch 1 there is nothing but parts to give to 132 SMs."""
+    tile = mla.config(16, torch.bfloat16, False, (9, 0))
+    assert mla.splits(1, 16, 132 * 64 * 4, tile, torch.device("cpu")) == 132
+    right(*inputs(16, [132 * 16], 132 * 16, latent=32, rope=16))  # merges 132 parts
+
+
 def test_lengths_beyond_the_cache_read_what_there_is(device, unknown):
     q, latent, rope, lengths = inputs(16, [40], 40, torch.float16, device)
     over = mla.attention_mla(q, latent, rope, lengths + 1000)

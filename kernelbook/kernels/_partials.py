@@ -15,7 +15,8 @@ from triton.language.extra.cuda import gdc_wait
 
 from kernelbook.kernels._split_launch import host_values
 
-MOST_SPLITS = 64
+MOST_SPLITS = 256  # one latent row for all heads: only parts fill the SMs at batch 1
+MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
 OVERHEAD = 2  # a program's start and its partial result, in tiles' time
 
 
@@ -155,7 +156,8 @@ def merge(partial, partial_lse, out, lse=None, dependent: bool = False) -> None:
     dependent  start while the kernel before ends, which has called `gdc_launch_dependents`
     """
     rows, parts, width = partial.shape
-    tile = min(128, max(16, triton.next_power_of_2(width)))
+    whole = triton.next_power_of_2(parts)
+    tile = max(16, min(128, triton.next_power_of_2(width), MERGED_AT_ONCE // whole))
     merge_kernel[(rows, triton.cdiv(width, tile))](
         partial,
         partial_lse,
@@ -164,7 +166,7 @@ def merge(partial, partial_lse, out, lse=None, dependent: bool = False) -> None:
         parts,
         WIDTH=width,
         TILE=tile,
-        PARTS=triton.next_power_of_2(parts),
+        PARTS=whole,
         LSE=lse is not None,
         PDL=dependent,
         num_warps=4 if parts > 8 else 2,

@@ -97,7 +97,7 @@ class Config(NamedTuple):
 
 def config(heads: int, dtype: torch.dtype, quantized: bool, capability) -> Config:
     """Tiles on a GPU: a tile of tokens is 72 KiB at 64, so shared memory decides."""
-    if dtype == torch.float32:  # no tensor cores: registers limit
+    if dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
         return Config(16, 16, 8, 1)
     hopper = capability[0] in (9, 10)  # 227 KiB of shared memory; 163 on (8, 0), else 99
     most = 64 if hopper or capability == (8, 0) else 32
