@@ -85,6 +85,7 @@ class OperationWatcher(TorchDispatchMode):
     def __init__(self, operations: list):
         super().__init__()
         self.operations, self.paused = operations, False
+        self.on_read = lambda tensor: None  # told of each tensor whose value the host takes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -95,6 +96,8 @@ class OperationWatcher(TorchDispatchMode):
         if self.paused:
             return func(*args, **kwargs)
         _refuse_elsewhere(func, (args, kwargs))
+        if _name(func) == "_local_scalar_dense":
+            self.on_read(args[0])
         if torch.is_inference_mode_enabled():  # composites arrive whole: `linear` instead of `mm`
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -174,6 +177,8 @@ def _roles(func, args, kwargs):
 def _gathered_bytes(func, args, kwargs, inputs) -> int:
     """Bytes of indices, and unique bytes of the source's places that they name."""
     source, *indices = inputs
+    if source.dim() == 0:
+        return unique_bytes(inputs)
     if _name(func) in ("embedding", "index_select"):
         dim = 0 if _name(func) == "embedding" else args[1] % source.dim()
         rows = indices[0].unique().numel()
@@ -189,8 +194,14 @@ def _scattered_bytes(func, args, kwargs) -> tuple[int, int]:
     marks = torch.zeros(target.shape, dtype=torch.bool)
     SCATTERS[name](marks, args)
     written = int(marks.sum()) * target.element_size()
-    adds = name in ACCUMULATES or True in args[3:4] or kwargs.get("accumulate", False)
-    return written, written if adds else 0
+    return written, written if _accumulates(name, args, kwargs) else 0
+
+
+def _accumulates(name: str, args, kwargs) -> bool:
+    """Whether old values are read: by name, or by index_put_'s accumulate or scatter_'s reduce."""
+    if name in ("index_put_", "_index_put_impl_"):
+        return any(value is True for value in (*args[3:4], kwargs.get("accumulate")))
+    return name in ACCUMULATES or kwargs.get("reduce") is not None
 
 
 # --- FLOPs

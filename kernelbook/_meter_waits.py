@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 # Calls that need a tensor's values on the host, and move nothing else.
 READS = {
@@ -21,7 +22,9 @@ COMPUTES = {
     *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
     *("equal", "allclose", "is_nonzero", "__contains__"),
 }
-HERE = {str(Path(__file__).resolve()), *torch.__path__}
+CHECKS = {"multinomial", "one_hot"}  # on the CPU alone they look whether their values are legal
+_FILE = Path(__file__).resolve()
+HERE = {str(_FILE), str(_FILE.with_name("_meter_operations.py")), *torch.__path__}
 
 
 class WaitWatcher(TorchFunctionMode):
@@ -30,6 +33,8 @@ class WaitWatcher(TorchFunctionMode):
     def __init__(self, waits: list[str], operations):
         super().__init__()
         self.waits, self.operations = waits, operations
+        self.calling, self.any_host = "", False
+        operations.on_read = self._hidden_read
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -42,16 +47,43 @@ class WaitWatcher(TorchFunctionMode):
             return self._pinned(name, func, args, kwargs)
         if name == "copy_" and _is_host(args[0]):
             return self._copy_to_host(func, args, kwargs)
+        to_device = kwargs.get("device") not in (None, "cpu")
         if "cuda" in str(kwargs.get("device", "")):
             kwargs["device"] = "cpu"
         if name in READS:
             return self._read(READS[name], func, args, kwargs)
-        if _needs_size(name, args, kwargs):
+        if self.any_host and not to_device and _all_host((args, kwargs)):
+            return self._on_host(name, func, args, kwargs)
+        noted = _needs_size(name, args, kwargs)
+        if noted:
             self.note("indexing by a mask" if name.endswith("item__") else name.strip("_"))
-        return func(*args, **kwargs)
+        self.calling = None if noted or name in CHECKS else name
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.calling = ""
 
     def note(self, what: str) -> None:
         self.waits.append(f"{what} in {_line()}")
+
+    def _hidden_read(self, tensor) -> None:
+        """A call takes a tensor's value as a number: as an index, a bound, a size, a factor."""
+        if self.calling is not None and not _is_host(tensor):
+            what = "indexing" if self.calling.endswith("item__") else self.calling.strip("_")
+            self.note(f"{what or 'a call'} by a tensor's value")
+
+    def _on_host(self, name, func, args, kwargs):
+        """Work of the host on its own tensors: no operation of the device, and no wait."""
+        with self.uncounted():
+            out = func(*args, **kwargs)
+            out = list(out) if name == "__iter__" else out
+        self._mark(out)
+        return iter(out) if name == "__iter__" else out
+
+    def _mark(self, tree) -> None:
+        self.any_host = True
+        for tensor in _tensors(tree):
+            tensor._kernelbook_host = True
 
     def _read(self, what, func, args, kwargs):
         on_host = [a for a in args if isinstance(a, torch.Tensor) and not _is_host(a)]
@@ -71,18 +103,26 @@ class WaitWatcher(TorchFunctionMode):
             with self.uncounted():
                 moved = func(*args, **kwargs)
                 moved = moved.clone() if moved is tensor else moved
-                moved._kernelbook_host = True
+            self._mark(moved)
             return moved
+        upload = name == "cuda" or any(map(_names_device, (*rest, *kwargs.values())))
         rest = ["cpu" if device == "cuda" else value for device, value in zip(devices, rest)]  # noqa: B905
         if _device(kwargs.get("device")) == "cuda":
             kwargs["device"] = "cpu"
-        return tensor if name == "cuda" else func(tensor, *rest, **kwargs)
+        if not _is_host(tensor):
+            return tensor if name == "cuda" else func(tensor, *rest, **kwargs)
+        with self.uncounted():
+            moved = tensor if name == "cuda" else func(tensor, *rest, **kwargs)
+            if upload:
+                return moved.clone() if moved is tensor else moved
+        self._mark(moved)
+        return moved
 
     def _pinned(self, name, func, args, kwargs):
         """Pinned memory is the host's: reading it does not wait, filling it may not either."""
         with self.uncounted():
             pinned = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
-        pinned._kernelbook_host = True
+        self._mark(pinned)
         return pinned
 
     def _copy_to_host(self, func, args, kwargs):
@@ -103,8 +143,29 @@ class WaitWatcher(TorchFunctionMode):
 
 
 def _is_host(tensor) -> bool:
-    """Whether it already came from `.cpu()`: reading it does not wait again."""
+    """Whether it came from `.cpu()`, or from tensors that did: reading it does not wait again."""
     return getattr(tensor, "_kernelbook_host", False)
+
+
+def _all_host(tree) -> bool:
+    tensors = _tensors(tree)
+    return bool(tensors) and all(map(_is_host, tensors))
+
+
+def _tensors(tree) -> list[torch.Tensor]:
+    """All tensors of a call; pytree's leaves leave out those in a slice."""
+    parts = [
+        [leaf.start, leaf.stop, leaf.step] if isinstance(leaf, slice) else [leaf]
+        for leaf in tree_leaves(tree)
+    ]
+    return [part for leaf in parts for part in leaf if isinstance(part, torch.Tensor)]
+
+
+def _names_device(value) -> bool:
+    """Whether `.to(value)` may lead to the device: `x.device` does, from the host."""
+    if isinstance(value, torch.Tensor):
+        return not _is_host(value)
+    return isinstance(value, torch.device) or _device(value) == "cuda"
 
 
 def _device(value) -> str | None:
@@ -129,6 +190,8 @@ def _needs_size(name: str, args, kwargs) -> bool:
     if name == "repeat_interleave":
         repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
         return isinstance(repeats, torch.Tensor) and kwargs.get("output_size") is None
+    if name == "one_hot":
+        return (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1
     if name == "__setitem__":  # a single value is written under the mask without asking where
         value = args[2]
         single = not isinstance(value, torch.Tensor) or value.numel() == 1

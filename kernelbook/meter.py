@@ -14,7 +14,8 @@ interpreter. Rules:
 - a PyTorch operation counts where it writes memory: views are none. A GPU may run it as more than
   one kernel, or fuse several. Indexing counts the places it touches.
 - a wait is a moment when the host needs a value from the device: item, cpu, tolist, printing,
-  indexing by a mask, nonzero, synchronize, ... Every tensor counts as if it were on a device.
+  indexing by a mask, nonzero, a tensor as index or size, synchronize, ... Every tensor counts as
+  if it were on a device, but for those that come from `.cpu()` and what is made of them alone.
 """
 
 import sys

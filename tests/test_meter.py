@@ -299,6 +299,39 @@ def test_gathers_and_scatters_touch_what_indices_name():
     assert operations(write, table, rows) == [("ones", 0, 32, 0), ("index_put_", 24 + 32, 64, 0)]
 
 
+def test_scatters_from_tensors_and_of_any_value():
+    x, at = torch.randn(4, 8), torch.tensor([[1, 2]])
+    for value in (1.0, 2.0, 1, True):
+        assert operations(lambda x, i, v=value: x.scatter_(0, i, v), x, at) == [
+            ("scatter_", 16, 8, 0)
+        ]
+        assert operations(lambda x, i, v=value: x.index_fill_(0, i, v), x, at[0, :1]) == [
+            ("index_fill_", 8, 32, 0)
+        ]
+    added = operations(lambda x, i: x.scatter_(0, i, 1.0, reduce="add"), x, at)
+    assert added == [("scatter_", 16 + 8, 8, 0)]
+    assert operations(lambda x, i, s: x.scatter_(0, i, s), x, at, torch.ones(1, 2)) == [
+        ("scatter_", 16 + 8, 8, 0)
+    ]
+    cache, new = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 1, 4)
+    assert operations(lambda a, i, s: a.index_copy_(2, i, s), cache, at[0, :1], new) == [
+        ("index_copy_", 8 + 32, 32, 0)
+    ]
+
+    def put(x, i, accumulate):
+        return x.index_put_((i,), torch.ones(8), accumulate)
+
+    assert operations(put, x, at[0, :1], False)[1] == ("index_put_", 8 + 32, 32, 0)
+    assert operations(put, x, at[0, :1], True)[1] == ("index_put_", 8 + 32 + 32, 32, 0)
+    hot = operations(lambda i: torch.nn.functional.one_hot(i, 5), at[0])
+    assert hot[-1] == ("scatter_", 16, 16, 0)
+
+
+def test_selecting_from_a_single_value():
+    one, at = torch.tensor(3.0), torch.tensor([0])
+    assert operations(lambda x, i: x.index_select(0, i), one, at) == [("index_select", 12, 4, 0)]
+
+
 def test_matrix_products():
     x, w, b = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)
     assert operations(lambda x, w: torch.nn.functional.linear(x, w), x, w) == [
@@ -373,6 +406,16 @@ WAITS = {
     "event": lambda x: torch.cuda.Event(enable_timing=True).synchronize(),
     "copy to the host": lambda x: torch.empty(8, pin_memory=True).copy_(x),
     "repeats": lambda x: x.repeat_interleave(torch.ones(8, dtype=torch.long)),
+    "tensor as index": lambda x: x[torch.tensor(3)],
+    "tensor as index of a write": lambda x: x.__setitem__(torch.tensor(3), 1.0),
+    "tensor as bound": lambda x: x[: torch.tensor(3)],
+    "tensor as bound of a column": lambda x: x.view(2, 4)[:, torch.tensor(3)],
+    "narrow": lambda x: x.narrow(0, torch.tensor(3), 2),
+    "tensor as range": lambda x: torch.arange(torch.tensor(3)),
+    "tensor as size": lambda x: torch.zeros(torch.tensor(3), 2),
+    "tensor as factor": lambda x: torch.add(x, x, alpha=torch.tensor(2)),
+    "host tensor to a device's bound": lambda x: x.pin_memory()[: x.argmax()],
+    "number of classes": lambda x: torch.nn.functional.one_hot(x.long()),
 }
 NO_WAITS = {
     "arithmetic": lambda x: (x * 2).sum(),
@@ -388,6 +431,12 @@ NO_WAITS = {
     "asynchronous copy": lambda x: torch.empty(8, pin_memory=True).copy_(x, non_blocking=True),
     "pinned": lambda x: x.pin_memory().tolist(),
     "events": lambda x: torch.cuda.Event().record(torch.cuda.Stream()),
+    "tensor as value": lambda x: x.__setitem__(0, x.sum()),
+    "tensor as operand": lambda x: x + torch.tensor(3),
+    "tensor of indices": lambda x: x[torch.tensor([3])],
+    "classes given": lambda x: torch.nn.functional.one_hot(x.long(), 10),
+    "sampling": lambda x: torch.multinomial(x, 1),
+    "bound on the host": lambda x: x[: x.pin_memory().long()[3]],
 }
 
 
@@ -407,6 +456,36 @@ def test_reading_a_host_copy_waits_once():
         return host.tolist(), host[0].item() if False else host.numpy()
 
     assert meter.count(read, torch.ones(4)).waits_count == 1
+
+
+HOST_READS = {
+    "items of a row": lambda x: [value.item() for value in x.cpu()[0]],
+    "rows": lambda x: [row.tolist() for row in x.cpu()],
+    "branch on a result": lambda x: bool((x.cpu() > 0).all()),
+    "mask": lambda x: x.cpu()[x.view(-1).pin_memory().view(4, 8) > 0].numpy(),
+    "largest": lambda x: x.cpu().half().T.topk(2).values.tolist(),
+    "its own index": lambda x: (host := x.cpu())[host.argmax() // 8].sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", HOST_READS)
+def test_what_is_made_of_a_host_copy_is_the_hosts(name):
+    counts = meter.count(HOST_READS[name], torch.randn(4, 8))
+    assert counts.waits_count == 1 and counts.waits[0].startswith("cpu in <lambda>")
+    assert [operation.name for operation in counts.operations] == []
+
+
+@pytest.mark.parametrize("back", ["cuda", "to", "to x.device", "to x", "mixed"])
+def test_a_host_copy_that_goes_back_is_the_devices(back):
+    def there_and_back(x):
+        host = x.cpu() + 1
+        ways = {"cuda": host.cuda, "to": lambda: host.to("cuda"), "to x": lambda: host.to(x)}
+        ways |= {"to x.device": lambda: host.to(x.device), "mixed": lambda: x.copy_(host)}
+        return (ways[back]() * 2).sum().item()
+
+    counts = meter.count(there_and_back, torch.ones(4))
+    assert [wait.split()[0] for wait in counts.waits] == ["cpu", "item"]
+    assert [o.name for o in counts.operations if o.name != "copy_"] == ["mul", "sum"]
 
 
 def test_compiled_functions_are_counted_as_they_are_written():
