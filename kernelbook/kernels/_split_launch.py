@@ -1,6 +1,7 @@
 """How decode kernels are launched: tiles, number of splits, memory for partial results, checks."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability) -> Config:
     return Config(block_m, block_n, 4, 3 if large else 2)
 
 
+@lru_cache(maxsize=4096)  # a launch asks with the same numbers again and again
 def choose_splits(batch: int, kv_heads: int, max_len: int, sms: int, tile: int = 128) -> int:
     """Splits for each of batch × kv_heads groups: whole tiles, one or two waves of programs.
 
