@@ -91,6 +91,14 @@ def test_any_length_split_page_and_dtype(heads, lengths, widths, parts, page, in
         right(q, latent, rope, lengths, **options)
 
 
+@pytest.mark.parametrize("page", [8, 64, 256])
+def test_lengths_around_a_page(page, device):
+    lengths = [page - 1, page, page + 1]
+    q, latent, rope, ends = inputs(16, lengths, page + 2, torch.float16, device, 32, 16)
+    (latent, rope), table = paged([latent, rope], page)
+    right(q, latent, rope, ends, block_table=table)
+
+
 def test_all_parts_but_one_empty(device, monkeypatch, unknown):
     monkeypatch.setattr(mla, "splits", lambda *_: 64)
     right(*inputs(16, [1], 5000, torch.bfloat16, device))

@@ -89,6 +89,14 @@ def test_any_length_tree_split_and_page(heads, lengths, tokens, head_dim, parts,
         right(*tensors, **options)
 
 
+@pytest.mark.parametrize("page", [8, 64, 256])
+def test_lengths_around_a_page(page, device):
+    lengths = [page - 1, page, page + 1]
+    tensors = inputs((4, 1), lengths, 5, page + 6, 32, torch.float16, device)
+    tensors, table = into_pages(tensors, page)
+    right(*tensors, block_table=table)
+
+
 def test_a_chain_is_causal_attention():
     q, k, v, _, lengths = inputs((4, 2), [50], 20, 70, 64)
     chain = tree.pack_ancestors(list(range(-1, 19)))[None]
