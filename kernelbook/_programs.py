@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import triton.language as tl
-from triton.backends.nvidia.compiler import CUDAOptions
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime import interpreter as insides
@@ -17,7 +16,7 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import TensorWrapper
 
 from kernelbook._access import AccessError, Argument, Running, argument
-from kernelbook._launches import bind, resolve_grid
+from kernelbook._launches import bind, names_of, resolve_grid
 from kernelbook._rewrite import rewritten
 from kernelbook._values import numpy_dtype
 
@@ -29,8 +28,6 @@ INSIDES = (
     os.path.dirname(tl.__path__[0]),
     *(f"{_HERE}/{name}" for name in ("_access", "_builder", "_programs", "interpreter.py")),
 )
-# Launch options that only the compiler reads; anything else that is no parameter is a misspelling.
-OPTIONS = {*CUDAOptions.__dataclass_fields__, "debug", "instrumentation_mode", "ir_override"}
 
 
 def run_grid(kernel, grid, args: tuple, kwargs: dict, observers=(), reachable=()) -> None:
@@ -38,14 +35,14 @@ def run_grid(kernel, grid, args: tuple, kwargs: dict, observers=(), reachable=()
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
     bound, kinds, options = bind(kernel, args, kwargs)
-    unknown = options.keys() - OPTIONS
-    if unknown:
-        raise TypeError(f"kernel {kernel.fn.__name__} has no parameter {sorted(unknown)}")
+    with _named(kernel.fn.__name__):
+        refuse_options(options)
     grid = resolve_grid(grid, bound)
-    if grid[1] > 65535 or grid[2] > 65535:
-        raise ValueError(f"a GPU takes at most 65535 programs along y and z, the grid is {grid}")
+    with _named(kernel.fn.__name__):
+        refuse_grid(grid)
     if 0 in grid:
         return
+    _refuse_libdevice(kernel.fn)
 
     arguments: list[Argument] = []
     with _interpreting(Running(kernel.fn.__name__, arguments, observers)):
@@ -63,6 +60,15 @@ def run_grid(kernel, grid, args: tuple, kwargs: dict, observers=(), reachable=()
             raise error.with_traceback(_in_kernels(error.__traceback__)) from None
         for observer in observers:
             observer.end_launch()
+
+
+@contextmanager
+def _named(kernel: str):
+    """What is refused names the kernel."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{kernel}: {error}") from None
 
 
 def _run_programs(program, grid, given: dict) -> None:
@@ -139,6 +145,14 @@ def _no_libdevice(*_, **__):
         "libdevice exists on a GPU alone, the interpreter has none: use what tl has, such as "
         "tl.exp, tl.log, tl.sqrt, or write the formula"
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _refuse_libdevice(fn) -> None:
+    """Where a kernel names one of its functions directly; `libdevice.exp` is a patch."""
+    named = [getattr(value, "__module__", None) for value in names_of(fn).values()]
+    if {libdevice.__name__, cuda_libdevice.__name__} & {*named}:
+        _no_libdevice()
 
 
 @functools.lru_cache(maxsize=4096)

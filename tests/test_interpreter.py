@@ -653,7 +653,7 @@ def test_capture_records_what_the_compiler_needs():
     assert (x == 1).all()
     first, second = launches
     assert first.kernel == "captured" and first.grid == (4, 2, 1) and first.programs == 8
-    assert first.args == {
+    assert first.signature == {
         "x": "*fp32",
         "tile": "tensordesc<bf16[16, 64]>",
         "n": "i32",
@@ -696,6 +696,16 @@ def library_exp_kernel(x, out):
     tl.store(out + at, libdevice.exp(tl.load(x + at)))
 
 
-def test_libdevice_is_refused_in_words():
+exp_of_the_library = libdevice.exp
+
+
+@triton.jit
+def direct_exp_kernel(x, out):
+    at = tl.arange(0, 16)
+    tl.store(out + at, exp_of_the_library(tl.load(x + at)))
+
+
+@pytest.mark.parametrize("kernel", [library_exp_kernel, direct_exp_kernel])
+def test_libdevice_is_refused_in_words(kernel):
     with pytest.raises(TypeError, match="libdevice exists on a GPU alone"):
-        library_exp_kernel[(1,)](torch.ones(16), torch.ones(16))
+        kernel[(1,)](torch.ones(16), torch.ones(16))
