@@ -292,7 +292,7 @@ def test_every_configuration_compiles(target, dtype, head_dims):
 
 def test_out_with_overlapping_elements_is_refused():
     a, q = random(4, 4), random(1, 1, 4, 8)
-    with pytest.raises(ValueError, match="a place of its own"):
+    with pytest.raises(ValueError, match="a place of its"):
         matmul.matmul(a, a, out=torch.empty(1, 4).expand(4, 4))
-    with pytest.raises(ValueError, match="a place of its own"):
+    with pytest.raises(ValueError, match="a place of its"):
         naive.attention_naive(q, q, q, out=torch.empty(1, 1, 1, 8).expand(1, 1, 4, 8))

@@ -332,8 +332,8 @@ def attention_naive(q, k, v, causal=False, scale=None, out=None):
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     if out.shape != q.shape or out.dtype != q.dtype or 0 in out.stride():
         raise ValueError(
-            f"out must be like q, {tuple(q.shape)} {q.dtype}, each element with a place of its own, "
-            f"got {tuple(out.shape)} {out.dtype}, strides {out.stride()}"
+            f"out must be like q, {tuple(q.shape)} {q.dtype}, each element with a place of its "
+            f"own, got {tuple(out.shape)} {out.dtype}, strides {out.stride()}"
         )
     backend.same_device(q=q, out=out)
     if out.numel() == 0:
