@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import triton
 
 from kernelbook import backend
 from kernelbook.kernels._split_kv import merge_kernel, split_kv_kernel
@@ -16,6 +15,16 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MERGES = ("last", "kernel")
 COUNTERS = 8192  # groups that one launch may have where the last arriver merges
 MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up; Triton's takes 10 µs of a launch each time."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
 
 
 class Config(NamedTuple):
@@ -47,10 +56,11 @@ class Cache(NamedTuple):
         return self.k.shape[2] * (1 if self.table is None else self.table.shape[1])
 
 
+@lru_cache(maxsize=4096)
 def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability) -> Config:
     """Tiles for the rows of a group: K and V tiles of 32 KiB, as deep as shared memory goes."""
-    width = max(16, triton.next_power_of_2(head_dim))
-    block_m = max(16, min(64, triton.next_power_of_2(rows)))
+    width = max(16, power_of_two(head_dim))
+    block_m = max(16, min(64, power_of_two(rows)))
     if q_dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
         return Config(min(block_m, 16), 32 if width <= 128 else 16, 4, 2)
     if kv_dtype.itemsize == 1:  # conversions take registers: smaller tiles, more programs an SM
@@ -62,19 +72,19 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability) -> Config:
     return Config(block_m, block_n, 4, 3 if large else 2)
 
 
-@lru_cache(maxsize=4096)  # a launch asks with the same numbers again and again
+@lru_cache(maxsize=4096)
 def choose_splits(batch: int, kv_heads: int, max_len: int, sms: int, tile: int = 128) -> int:
     """Splits for each of batch × kv_heads groups: whole tiles, one or two waves of programs.
 
     Time goes as waves × tiles a program, so the least of that, with the fewest splits; more than 8
     only with two tiles or more in each, since every split adds a partial result to merge.
     """
-    groups, tiles = max(1, batch * kv_heads), max(1, triton.cdiv(max_len, tile))
+    groups, tiles = max(1, batch * kv_heads), max(1, cdiv(max_len, tile))
     most = max(1, min(tiles, 2 * sms // groups))
     most = max(min(most, 8), min(most, tiles // 2))
 
     def time(splits: int) -> int:
-        return triton.cdiv(groups * splits, sms) * triton.cdiv(tiles, splits)
+        return cdiv(groups * splits, sms) * cdiv(tiles, splits)
 
     splits = min(range(1, most + 1), key=time)
     return used_splits(max_len, splits, tile)
@@ -82,8 +92,8 @@ def choose_splits(batch: int, kv_heads: int, max_len: int, sms: int, tile: int =
 
 def used_splits(length: int, splits: int, tile: int) -> int:
     """Splits that have a tile, of a sequence of `length` tokens: what `_split_kv.tiles_of` does."""
-    tiles = max(1, triton.cdiv(length, tile))
-    return triton.cdiv(tiles, triton.cdiv(tiles, splits))
+    tiles = max(1, cdiv(length, tile))
+    return cdiv(tiles, cdiv(tiles, splits))
 
 
 def merge_work(
@@ -216,14 +226,14 @@ def launch(
 
     rows = query_heads // kv_heads * queries
     tile = config(rows, head_dim, q.dtype, cache.k.dtype, backend.capability(device))
-    m_tiles = triton.cdiv(rows, tile.block_m)
+    m_tiles = cdiv(rows, tile.block_m)
     groups = batch * kv_heads * m_tiles
     if splits is None:
         splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms(device), tile.block_n)
     if splits > 1 and merge == "last" and groups > COUNTERS:
         raise ValueError(f"merge='last' takes up to {COUNTERS} groups, got {groups}: use 'kernel'")
 
-    width = max(16, triton.next_power_of_2(head_dim))
+    width = max(16, power_of_two(head_dim))
     partial = partial_lse = arrivals = None
     if splits > 1:
         partial_lse = torch.empty(
@@ -231,10 +241,8 @@ def launch(
         )
         partial = partial_lse.new_empty(*partial_lse.shape, head_dim)
         arrivals = counters(device) if merge == "last" else None
-    chunk = min(triton.next_power_of_2(splits), MERGED_AT_ONCE // width)
-    together = max(
-        1, min(tile.block_m, triton.next_power_of_2(rows), MERGED_AT_ONCE // (chunk * width))
-    )
+    chunk = min(power_of_two(splits), MERGED_AT_ONCE // width)
+    together = max(1, min(tile.block_m, power_of_two(rows), MERGED_AT_ONCE // (chunk * width)))
     dependent = {"PDL": splits > 1 and merge == "kernel" and has_dependent_launch(q)}
     items = groups * splits
     split_kv_kernel[(min(items, programs or items),)](
