@@ -10,11 +10,16 @@ from dataclasses import dataclass, field
 import triton.language as tl
 from triton._utils import find_paths_if, get_iterable_path
 from triton.backends.compiler import BaseBackend
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITCallable, JITFunction, create_function_from_signature
 
 # What a kernel may name as a global and we can write down as text.
 CONSTANTS = (int, float, str, bytes, type(None), tuple, list, dict, tl.constexpr, tl.dtype)
+# Launch options that only the compiler reads; anything else that is no parameter is a misspelling.
+OPTIONS = {*CUDAOptions.__dataclass_fields__, "debug", "instrumentation_mode", "ir_override"}
+MAX_WARPS = 32  # 1024 threads a program
+MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 @dataclass
@@ -66,10 +71,6 @@ class Launch:
     options: dict = field(default_factory=dict)
     jit_options: dict = field(default_factory=dict)
     autotuned: bool = False
-
-    @property
-    def args(self) -> dict[str, object]:
-        return self.signature
 
     @property
     def num_warps(self) -> int:
@@ -136,6 +137,29 @@ def resolve_grid(grid, bound: dict) -> tuple[int, int, int]:
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"a grid has 1 to 3 dimensions, got {grid}")
     return grid + (1,) * (3 - len(grid))
+
+
+def refuse_options(options: dict) -> None:
+    """TypeError or ValueError for launch options that a GPU does not take."""
+    unknown = options.keys() - OPTIONS
+    if unknown:
+        raise TypeError(f"the kernel has no parameter {sorted(unknown)}")
+    warps = options.get("num_warps", 4)
+    if warps not in (1, 2, 4, 8, 16, MAX_WARPS):
+        raise ValueError(
+            f"num_warps must be a power of two, at most {MAX_WARPS} (1024 threads), got {warps}"
+        )
+
+
+def refuse_grid(grid: tuple[int, int, int]) -> None:
+    """ValueError for a grid that a GPU does not take; one with a 0 launches nothing."""
+    if min(grid) < 0:
+        raise ValueError(f"a grid cannot be negative, it is {grid}")
+    for axis, programs, most in zip("xyz", grid, MAX_GRID, strict=True):
+        if programs > most:
+            raise ValueError(
+                f"a GPU takes at most {most} programs along {axis}, the grid is {grid}"
+            )
 
 
 def jit_options(kernel) -> dict:

@@ -16,7 +16,7 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import TensorWrapper
 
 from kernelbook._access import AccessError, Argument, Running, argument
-from kernelbook._launches import bind, names_of, resolve_grid
+from kernelbook._launches import bind, names_of, refuse_grid, refuse_options, resolve_grid
 from kernelbook._rewrite import rewritten
 from kernelbook._values import numpy_dtype
 

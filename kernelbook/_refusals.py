@@ -104,6 +104,8 @@ def explain(answer: dict, kernel: str, target: int) -> str:
     if answer["error"] == "TooLarge":
         return f"{kernel}: {too_large(answer, target)}"
     reason = plainly(answer["reason"])
+    if "StopIteration" in reason and (answer["text"] or "").startswith("def "):
+        reason = "a kernel cannot define functions: write a @triton.jit function outside of it"
     if answer["line"] is None:
         inside = machine_reason(answer["printed"])
         return f"{kernel}: the compiler stopped: {inside or reason}"

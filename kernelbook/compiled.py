@@ -20,6 +20,7 @@ import triton
 
 from kernelbook import backend, interpreter
 from kernelbook._kernel_source import job_of
+from kernelbook._launches import refuse_grid, refuse_options
 from kernelbook._refusals import explain
 from kernelbook.occupancy import machine_of, occupancy
 
@@ -86,6 +87,12 @@ def _reports(jobs: dict, timeout_s: float) -> list[Report]:
 
 def _job(launch, target: int) -> tuple[str, "dict | Report"]:
     """A launch and target as a job and the key of its result in the cache."""
+    try:
+        refuse_options(launch.options)
+        refuse_grid(launch.grid)
+    except (TypeError, ValueError) as error:
+        refusal = f"{launch.kernel}: {error}"
+        return f"{target} {refusal}", Report(launch.kernel, target, refusal=refusal)
     limit = machine_of(target).shared_bytes_per_block
     try:
         job = job_of(launch) | {"target": target, "shared_limit": limit}

@@ -101,6 +101,14 @@ def large_tile(source, target):
     tl.store(target + at[:, None] * 512 + at[None, :], tile / tl.sum(tile, 1)[:, None])
 
 
+@triton.jit
+def defines(target):
+    def twice(x):
+        return 2 * x
+
+    tl.store(target, twice(1.0))
+
+
 def buffer(n=4096, dtype=torch.float32):
     return torch.zeros(n, dtype=dtype)
 
@@ -175,6 +183,7 @@ REFUSED = [
     (indirectly, [buffer(), buffer()], r"in undefined_in_helper, line 2.*`missing` is not defined"),
     (uses_object, [buffer(), buffer()], r"`compiled` is a Python global"),
     (calls_itself, [buffer(), 3], r"calls itself"),
+    (defines, [buffer()], r"line 2, `def twice\(x\):`: a kernel cannot define functions: write"),
     (large_tile, [buffer(512 * 512)] * 2, r"512 × 512 tile.*1024 KiB.*4 warps hold 128 KiB"),
 ]
 
@@ -186,6 +195,33 @@ def test_what_only_the_interpreter_accepts_is_refused_in_plain_words(kernel, arg
     assert report.registers is None and report.occupancy is None
     assert report.refusal.startswith(kernel.fn.__name__)
     assert "refused for sm_90" in compiled.table([report])
+
+
+BAD_LAUNCHES = [
+    ((1,), {"num_wraps": 4}, r"the kernel has no parameter \['num_wraps'\]"),
+    ((1,), {"num_warps": 64}, r"num_warps must be a power of two, at most 32 .*, got 64"),
+    ((1,), {"num_warps": 3}, r"num_warps must be a power of two, at most 32 .*, got 3"),
+    ((1,), {"num_warps": 0}, r"num_warps must be a power of two, at most 32 .*, got 0"),
+    ((1, 65536), {}, r"at most 65535 programs along y, the grid is \(1, 65536, 1\)"),
+    ((1, 1, 65536), {}, r"at most 65535 programs along z, the grid is \(1, 1, 65536\)"),
+    ((2**31,), {}, r"at most 2147483647 programs along x"),
+    ((-1,), {}, r"a grid cannot be negative, it is \(-1, 1, 1\)"),
+]
+
+
+@pytest.mark.parametrize(("grid", "options", "message"), BAD_LAUNCHES)
+def test_launches_that_a_gpu_does_not_take_are_refused_here_and_there(grid, options, message):
+    def launch():
+        copy_kernel[grid](buffer(), buffer(), 4096, BLOCK=64, **options)
+
+    (report,) = compiled.compile_launches(launch, targets=(90,))
+    assert re.match(f"copy_kernel: .*{message}", report.refusal), report.refusal
+    with pytest.raises((TypeError, ValueError), match=f"copy_kernel: .*{message}"):
+        launch()
+
+
+def test_a_grid_of_no_programs_launches_nothing():
+    copy_kernel[(0,)](buffer(), buffer(), 4096, BLOCK=64)
 
 
 def test_refusals_name_the_line():
