@@ -1,6 +1,6 @@
 """Counts of a Triton launch from what the interpreter tells: exact bytes, FLOPs as issued."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,9 +33,6 @@ class KernelCounts:
     @property
     def flops(self) -> int:
         return self.matmul_flops or self.vector_flops
-
-    def as_dict(self) -> dict[str, int | str]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Touched:

@@ -1,6 +1,6 @@
 """Counts of PyTorch operations: what is counted is operations that write memory; views are none."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,9 +74,6 @@ class OperationCounts:
     @property
     def flops(self) -> int:
         return self.matmul_flops or self.vector_flops
-
-    def as_dict(self) -> dict[str, int | str]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class OperationWatcher(TorchDispatchMode):
