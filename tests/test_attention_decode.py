@@ -43,7 +43,8 @@ def right(q, k, v, lengths=None, causal=False, scale=None, **options):
         )
     assert checks.every_element_written(out) and checks.every_element_written(lse)
     checks.check(out, expected, dtype=q.dtype)
-    checks.check(lse, log_sum_exp(q, k, lengths, causal, scale), 1e-5)
+    expected = log_sum_exp(q, k, lengths, causal, scale)  # of one token it may be as good as 0
+    torch.testing.assert_close(lse.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def log_sum_exp(q, k, lengths, causal, scale):
