@@ -116,8 +116,8 @@ def bands_of_tiles() -> str:
     bands = -(-m // (matmul.GROUP * matmul.config(m, n, driver.HALF).block_m))
     a, b = (size * k * driver.HALF.itemsize / 1e6 for size in (m, n))
     return (
-        f"each of {bands} bands of tiles reads all of b ({b:.0f} MB), gone from L2 since the band "
-        f"before: {bands} x {b:.0f} + {a:.0f} = {bands * b + a:.0f} MB"
+        f"each of {bands} bands of tiles reads all of b ({b:.1f} MB), gone from L2 since the band "
+        f"before: {bands} x {b:.1f} + {a:.1f} = {bands * b + a:.0f} MB"
     )
 
 

@@ -61,7 +61,9 @@ def test_differences_above_a_tenth_are_explained(side, counted, measured, why):
 
 
 def test_the_product_reads_b_once_a_band():
-    assert "24 x 50 + 50 = 1258 MB" in bench.explanation("matmul_kernel", "read", 10**8, 1.26e9, L2)
+    assert "24 x 50.3 + 50.3 = 1258 MB" in bench.explanation(
+        "matmul_kernel", "read", 10**8, 1.26e9, L2
+    )
 
 
 def test_sectors_are_explained():
