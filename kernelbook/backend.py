@@ -62,11 +62,14 @@ def capability(device: torch.device | None = None) -> tuple[int, int]:
     return torch.cuda.get_device_capability() if on_gpu else _assumed["capability"]
 
 
-def sms() -> int:
-    """Number of streaming multiprocessors: assumed, the GPU's, or the H200's 132."""
+def sms(device: torch.device | None = None) -> int:
+    """Number of streaming multiprocessors: assumed, the GPU's, or the H200's 132.
+
+    Given a `device`, its own: on the CPU the H200's on every machine, as for `capability`.
+    """
     if "sms" in _override:
         return _override["sms"]
-    if not GPU:
+    if not GPU or (device is not None and device.type != "cuda"):
         return _assumed["sms"]
     return torch.cuda.get_device_properties(0).multi_processor_count
 

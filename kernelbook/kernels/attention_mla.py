@@ -110,7 +110,7 @@ def config(heads: int, dtype: torch.dtype, quantized: bool, capability) -> Confi
 def splits(batch: int, heads: int, capacity: int, tile: Config, device) -> int:
     """Parts for each sequence, by what it may grow to: the grid stays while lengths change."""
     programs = batch * triton.cdiv(heads, tile.block_m)
-    sms = backend.sms() if device.type == "cuda" or not backend.GPU else 132
+    sms = backend.sms(device)
     return _partials.splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
 
 

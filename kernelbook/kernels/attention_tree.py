@@ -104,7 +104,7 @@ def config(rows: int, head_dim: int, dtype: torch.dtype, capability) -> Config:
 
 def splits(groups: int, rows: int, capacity: int, tile: Config, device) -> int:
     """Parts for each sequence, by what it may grow to: the grid stays while lengths change."""
-    sms = backend.sms() if device.type == "cuda" or not backend.GPU else 132
+    sms = backend.sms(device)
     programs = groups * triton.cdiv(rows, tile.block_m)
     return _partials.splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
 
