@@ -57,6 +57,8 @@ def test_page_of_a_chapter(browser, site, path):
     images = page.eval_on_selector_all("img", "all => all.map(i => [i.naturalWidth, i.alt])")
     assert all(width > 0 for width, _ in images)
     assert all(alt and alt != pages.MISSING for _, alt in images)
+    inside = "all => all.map(d => d.children.length > 1 && !d.open)"
+    assert all(page.eval_on_selector_all("details", inside)), "an answer is not folded"
     too_wide = "document.documentElement.scrollWidth > window.innerWidth"
     assert not page.evaluate(too_wide), "the page scrolls sideways"
     page.close()

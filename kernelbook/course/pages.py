@@ -77,7 +77,8 @@ def page(path: Path) -> str:
 
     notebook = chapters.read(path)
     template = TEMPLATE if has_formulas(notebook) else TEMPLATE + WITHOUT_FORMULAS
-    exporter = HTMLExporter(raw_template=template, embed_images=True)
+    # embed_images would close each <details> before its answer; figures are data in any case
+    exporter = HTMLExporter(raw_template=template)
     resources = {"metadata": {"name": title_and_claim(notebook)[0], "path": str(path.parent)}}
     text, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4), resources)
     for description in descriptions(notebook):
