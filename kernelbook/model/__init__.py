@@ -2,8 +2,21 @@
 
 from kernelbook.model.attention import plain_attention, sdpa_attention
 from kernelbook.model.cache import KVCache
-from kernelbook.model.compare import half_precision, swapped_text, text_unchanged
+from kernelbook.model.captured import capture
+from kernelbook.model.compare import (
+    half_precision,
+    kv_accuracy,
+    swapped_text,
+    text_unchanged,
+    text_with,
+)
 from kernelbook.model.config import LlamaConfig
+from kernelbook.model.decode_caches import (
+    PagedCache,
+    QuantizedCache,
+    SharedPrefixCache,
+    SplitCache,
+)
 from kernelbook.model.generation import generate
 from kernelbook.model.llama import Functions, Llama, rms_norm, swiglu
 from kernelbook.model.loader import load
@@ -16,11 +29,17 @@ __all__ = [
     "KVCache",
     "Llama",
     "LlamaConfig",
+    "PagedCache",
+    "QuantizedCache",
+    "SharedPrefixCache",
+    "SplitCache",
     "bits_per_byte",
+    "capture",
     "encode",
     "generate",
     "half_precision",
     "held_out_text",
+    "kv_accuracy",
     "load",
     "load_tokenizer",
     "plain_attention",
@@ -31,5 +50,6 @@ __all__ = [
     "swapped_text",
     "swiglu",
     "text_unchanged",
+    "text_with",
     "tiny",
 ]

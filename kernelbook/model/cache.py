@@ -1,4 +1,13 @@
-"""The KV cache in its simplest layout: one contiguous buffer a layer, allocated once."""
+"""The KV cache in its simplest layout: one contiguous buffer a layer, its length on the host.
+
+A cache says how keys and values are kept *and* attended to. The model asks three things of it:
+
+    cache.positions(tokens)  rows of the rotary tables for the next tokens: a slice, or [B, S]
+    cache.attend(layer, q, k, v, scale, functions)  append k and v, attend to all there is
+    cache.advance(tokens)    count them as filled, once all layers have written
+
+`decode_caches` has those whose lengths are on the device, for decode kernels and captured graphs.
+"""
 
 import torch
 
@@ -22,6 +31,15 @@ class KVCache:
     def capacity(self) -> int:
         """Tokens that fit."""
         return self.k.shape[3]
+
+    def positions(self, tokens: int) -> slice:
+        """Positions of the next `tokens` tokens, the same in all sequences."""
+        return slice(self.length, self.length + tokens)
+
+    def attend(self, layer: int, q, k, v, scale: float, functions) -> torch.Tensor:
+        """Append k and v [B, Hkv, S, D]; the model's attention of q to all keys so far."""
+        k, v = self.append(layer, k, v)  # [B, Hkv, all tokens, D]
+        return functions.attention(q, k, v, causal=True, scale=scale)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor):
         """Write k and v [B, Hkv, S, D] behind the filled part; return all keys and values."""

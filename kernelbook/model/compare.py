@@ -1,4 +1,4 @@
-"""Did a swapped attention change what the model says? Exactly in fp32, within rounding below.
+"""Did a swapped attention or cache change what the model says? Exactly in fp32, else how far.
 
 Greedy text in half precision flips on rounding alone, so there logits are compared, and the
 token chosen at each position of a given text (teacher forcing).
@@ -50,7 +50,7 @@ def text_unchanged(
 
 @dataclass(frozen=True)
 class Texts:
-    """What the model wrote with the plain and with the swapped attention, [prompts, tokens]."""
+    """What the model wrote in the plain and in the swapped way, [prompts, tokens]."""
 
     plain: torch.Tensor
     swapped: torch.Tensor
@@ -62,7 +62,7 @@ class Texts:
         return torch.equal(self.plain, self.swapped)
 
     def text(self, prompt: int = 0) -> str:
-        """The continuation of one prompt, as written with the swapped attention."""
+        """The continuation of one prompt, as written in the swapped way."""
         return self.tokenizer.decode(self.swapped[prompt].tolist())
 
 
@@ -75,6 +75,59 @@ def swapped_text(attention, count=8, tokens=200, prompt_length=64, device=None) 
         with model.using(attention=attention):
             swapped = generate(model, start, tokens)
     return Texts(plain, swapped, tokenizer)
+
+
+def text_with(
+    make_cache, count=8, tokens=200, prompt_length=64, device=None, shared=0, captured=False
+) -> Texts:
+    """Greedy text of the tiny model through another cache, beside the plain one; fp32, no TF32.
+
+    make_cache  (config, batch, capacity, dtype, device) -> cache: a class of `decode_caches`, or
+                a partial of it
+    shared      tokens that all prompts begin with; the cache gets them first, as one sequence
+    captured    decode steps replayed from one CUDA graph (GPU only)
+    """
+    model, tokenizer = tiny(torch.float32, device)
+    start = prompts(tokenizer, count, prompt_length).to(model.device)
+    start[:, :shared] = start[0, :shared]
+    capacity = prompt_length + tokens
+    cache = make_cache(model.config, count, capacity, model.dtype, model.device)
+    with exact_float32(), torch.inference_mode():
+        plain = generate(model, start, tokens)
+        if shared:
+            model(start[:1, :shared], cache=cache)
+        swapped = generate(model, start[:, shared:], tokens, cache=cache, captured=captured)
+    return Texts(plain, swapped, tokenizer)
+
+
+@dataclass(frozen=True)
+class KVAccuracy:
+    """Logits through one cache against those of plain KV in the same dtype."""
+
+    error: float  # ‖a - b‖ / ‖b‖ of all logits
+    agreement: float  # share of positions at which the most likely token is the same
+    tokens: int
+
+
+@torch.inference_mode()
+def kv_accuracy(make_cache, dtype=torch.float32, count=8, length=256, device=None) -> KVAccuracy:
+    """How far the logits of a given text move when K and V are kept as `make_cache` keeps them.
+
+    Teacher forcing: the first token is read alone, the rest in one step that attends to what the
+    cache kept, as decode would token by token. `make_cache` as for `text_with`.
+    """
+    model, tokenizer = tiny(dtype, device)
+    text = prompts(tokenizer, count, length).to(model.device)
+
+    def logits(cache):
+        return torch.cat([model(part, cache=cache) for part in (text[:, :1], text[:, 1:])], 1)
+
+    with exact_float32():
+        plain = logits(model.new_cache(count, length)).double()
+        kept = logits(make_cache(model.config, count, length, dtype, model.device)).double()
+    error = ((kept - plain).norm() / plain.norm()).item()
+    agreement = (kept.argmax(-1) == plain.argmax(-1)).double().mean().item()
+    return KVAccuracy(error, agreement, text.numel())
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Project to heads, rotate, append to the cache, attend, project back."""
+    """Project to heads, rotate, attend to the tokens or to all in the cache, project back."""
 
     def __init__(self, config: LlamaConfig, layer: int):
         super().__init__()
@@ -73,9 +73,11 @@ class Attention(nn.Module):
         q = rope.rotate(self._heads(self.q_proj(x)), cos, sin)  # [B, Hq, S, D]
         k = rope.rotate(self._heads(self.k_proj(x)), cos, sin)  # [B, Hkv, S, D]
         v = self._heads(self.v_proj(x))
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)  # [B, Hkv, all tokens, D]
-        out = functions.attention(q, k, v, causal=True, scale=self.head_dim**-0.5)
+        scale = self.head_dim**-0.5
+        if cache is None:
+            out = functions.attention(q, k, v, causal=True, scale=scale)
+        else:
+            out = cache.attend(self.layer, q, k, v, scale, functions)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x):
@@ -156,9 +158,12 @@ class Llama(nn.Module):
         return KVCache(self.config, batch, capacity, self.dtype, self.device)
 
     def forward(self, tokens: torch.Tensor, cache: KVCache | None = None, last_only: bool = False):
-        """Logits of `tokens` [B, S], which follow those in `cache`; [B, 1, V] if `last_only`."""
-        start, length = (cache.length if cache else 0), tokens.shape[1]
-        cos, sin = self._positions(start, start + length)
+        """Logits of `tokens` [B, S], which follow those in `cache`; [B, 1, V] if `last_only`.
+
+        Any cache of `cache` and `decode_caches` will do: it also says how attention is computed.
+        """
+        length = tokens.shape[1]
+        cos, sin = self._rotary(cache, length)
         x = self.embed_tokens(tokens)  # [B, S, hidden]
         for layer in self.layers:
             x = layer(x, cos, sin, cache, self.functions)
@@ -174,8 +179,16 @@ class Llama(nn.Module):
             tables = rope.tables(self.config, length)
             self.cos, self.sin = (table.to(self.device, self.dtype) for table in tables)
 
-    def _positions(self, start: int, end: int):
-        """Rows start..end of the rotary tables, which double when a text outgrows them."""
+    def _rotary(self, cache, length: int):
+        """Rows of the rotary tables for the next tokens; tables double when a text outgrows them.
+
+        A slice gives [S, D] for all sequences; a tensor [B, S], which lies on the device where the
+        host does not see it, [B, 1, S, D]: each sequence's own, for all heads.
+        """
+        rows = slice(0, length) if cache is None else cache.positions(length)
+        end = rows.stop if isinstance(rows, slice) else cache.capacity
         if len(self.cos) < end:
             self.reserve(1 << (end - 1).bit_length())
-        return self.cos[start:end], self.sin[start:end]
+        if isinstance(rows, slice):
+            return self.cos[rows], self.sin[rows]
+        return self.cos[rows][:, None], self.sin[rows][:, None]

@@ -43,6 +43,6 @@ def tables(config: LlamaConfig, length: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [B, H, S, D] turned by the angles of its S rows; cos and sin [S, D] in x's dtype."""
+    """x [B, H, S, D] turned by the angles of its S rows; cos and sin [S, D] or [B, 1, S, D]."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin
