@@ -21,6 +21,7 @@ from kernelbook.model.generation import generate
 from kernelbook.model.llama import Functions, Llama, rms_norm, swiglu
 from kernelbook.model.loader import load
 from kernelbook.model.presets import preset, random_model
+from kernelbook.model.speculative import generate_drafted
 from kernelbook.model.tiny import bits_per_byte, held_out_text, tiny
 from kernelbook.model.tokenizer import encode, load_tokenizer
 
@@ -37,6 +38,7 @@ __all__ = [
     "capture",
     "encode",
     "generate",
+    "generate_drafted",
     "half_precision",
     "held_out_text",
     "kv_accuracy",
