@@ -2,12 +2,14 @@
 
 Graph to graph, inputs rotated past the L2. Plain decode asks for the prefix once a sequence; where
 pages are shared the L2 may answer. Cascade should lose in the first cases: one sequence, or a short
-prefix.
+prefix. `sdpa_cudnn` has whole sequences, too.
 """
+
+from functools import partial
 
 import torch
 
-from benchmarks import _rotated
+from benchmarks import _kv, _rotated
 from kernelbook import backend
 from kernelbook.kernels import attention_cascade as cascade
 from kernelbook.kernels import attention_decode as decode
@@ -30,25 +32,21 @@ CASES = (  # batch, prefix
 HEADS = {"query_heads": QUERY_HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
 
 
-def random(*size):
-    return torch.randn(*size, device="cuda", dtype=DTYPE)
-
-
 def inputs(batch: int, prefix: int):
     """q, prefix, suffixes and their lengths; the same as whole sequences; as shared pages.
 
     All variants read as much as they would; their numbers differ.
     """
-    q = random(batch, QUERY_HEADS, 1, HEAD_DIM)
-    shared = [random(KV_HEADS, prefix, HEAD_DIM) for _ in range(2)]
-    own = [random(batch, KV_HEADS, SUFFIX, HEAD_DIM) for _ in range(2)]
-    lengths = torch.full((batch,), SUFFIX, device="cuda", dtype=torch.int32)
-    whole = [random(batch, KV_HEADS, prefix + SUFFIX, HEAD_DIM) for _ in range(2)]
+    q = _kv.randn(batch, QUERY_HEADS, 1, HEAD_DIM)
+    shared = [_kv.randn(KV_HEADS, prefix, HEAD_DIM) for _ in range(2)]
+    own = [_kv.randn(batch, KV_HEADS, SUFFIX, HEAD_DIM) for _ in range(2)]
+    lengths = _kv.lengths_of(batch, SUFFIX)
+    whole = [_kv.randn(batch, KV_HEADS, prefix + SUFFIX, HEAD_DIM) for _ in range(2)]
     first, rest = prefix // PAGE, SUFFIX // PAGE
-    pools = [random(first + batch * rest, KV_HEADS, PAGE, HEAD_DIM) for _ in range(2)]
+    pools = [_kv.randn(first + batch * rest, KV_HEADS, PAGE, HEAD_DIM) for _ in range(2)]
     begin = torch.arange(first).expand(batch, -1)
     end = first + torch.arange(batch * rest).reshape(batch, rest)
-    table = torch.cat([begin, end], dim=1).int().cuda()
+    table = torch.cat([begin, end], dim=1).int().to(q.device)
     return q, shared, own, lengths, whole, lengths + prefix, pools, table
 
 
@@ -64,13 +62,45 @@ def shared_pages(q, shared, own, lengths, whole, ends, pools, table):
     return attention_paged(q, *pools, table, ends)
 
 
-CALLS = {"cascade": shared_prefix, "plain": plain, "shared_pages": shared_pages}
+def sdpa_cudnn(q, shared, own, lengths, whole, ends, pools, table):
+    return _kv.cudnn(q, *whole)
+
+
+CALLS = {
+    "cascade": shared_prefix,
+    "plain": plain,
+    "shared_pages": shared_pages,
+    "sdpa_cudnn": sdpa_cudnn,
+}
+PEERS = ("sdpa_cudnn",)
+
+
+def cascade64(q, shared, own, lengths, whole, ends, pools, table):
+    some = _rotated.sample(len(q))
+    shared, own = [x.double() for x in shared], [x[some].double() for x in own]
+    return cascade.reference(q[some].double(), *shared, *own, lengths[some])
+
+
+def plain64(q, shared, own, lengths, whole, ends, pools, table):
+    return _kv.attended(q, *whole, ends)
+
+
+def pages64(q, shared, own, lengths, whole, ends, pools, table):
+    return _kv.attended_pages(q, *pools, table, ends)
+
+
+EXPECTED = {
+    "cascade": cascade64,
+    "plain": plain64,
+    "shared_pages": pages64,
+    "sdpa_cudnn": plain64,
+}
 
 
 def work_of(variant: str, batch: int, prefix: int):
     """Useful work of a variant: plain decode reads each sequence's prefix."""
     ends = [prefix + SUFFIX] * batch
-    if variant == "plain":
+    if variant in ("plain", "sdpa_cudnn"):
         return decode.work(batch, QUERY_HEADS, KV_HEADS, ends, HEAD_DIM, DTYPE)
     if variant == "shared_pages":
         return paged_work(batch, QUERY_HEADS, KV_HEADS, ends, HEAD_DIM, DTYPE, PAGE)
@@ -80,7 +110,7 @@ def work_of(variant: str, batch: int, prefix: int):
 def measure(writer, batch: int, prefix: int) -> None:
     shape = {"batch": batch, "prefix": prefix, "suffix": SUFFIX, **HEADS}
     least = work_of("cascade", batch, prefix).bytes
-    found = _rotated.side_by_side(CALLS, lambda: inputs(batch, prefix), least)
+    found = _rotated.side_by_side(CALLS, partial(inputs, batch, prefix), least, EXPECTED, PEERS)
     for variant, time in found.items():
         work = work_of(variant, batch, prefix)
         print(
@@ -88,8 +118,8 @@ def measure(writer, batch: int, prefix: int) -> None:
             f"{time.per_s(work.bytes) / 1e12:5.2f} TB/s"
         )
         writer.add(
-            op="attention_cascade", variant=variant, peer=False, shape=shape, dtype=DTYPE,
-            timing=time, work=work,
+            op="attention_cascade", variant=variant, peer=variant in PEERS, shape=shape,
+            dtype=DTYPE, timing=time, work=work,
         )  # fmt: skip
 
 

@@ -2,22 +2,28 @@
 
 Graph to graph, inputs rotated past the L2. The context is read once however many tokens are
 drafted, so up to 64 rows (4 heads a group × 16 tokens) it should cost what one token costs.
+
+The dense mask is made beforehand, in the form that SDPA adds to scores. Given grouped heads and a
+mask, PyTorch falls back to separate kernels; `sdpa_mask_packed` spares it that by taking a group's
+heads as further queries.
 """
 
+from functools import partial
+
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import _rotated
+from benchmarks import _kv, _rotated
 from kernelbook import backend
 from kernelbook.kernels import attention_decode as decode
 from kernelbook.kernels import attention_tree as tree
+from kernelbook.kernels.attention_paged import gather
 
 DTYPE = torch.bfloat16
 QUERY_HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 64
 CONTEXTS = ((1, 2048), (1, 8192), (1, 32768), (8, 8192))  # batch, committed tokens
 TOKENS = (4, 16, 64)
-PEERS = ("sdpa_mask", "sdpa_mask_cudnn")
+PEERS = ("sdpa_mask", "sdpa_mask_packed", "sdpa_mask_cudnn")
 
 
 def binary_tree(tokens: int) -> torch.Tensor:
@@ -27,17 +33,18 @@ def binary_tree(tokens: int) -> torch.Tensor:
 def inputs(batch: int, context: int, tokens: int):
     """q, k, v with room for 64 tree tokens, ancestors, lengths, block table, dense mask.
 
-    The paged variant takes k and v as pools, their pages in random order.
+    The paged variant takes k and v as pools, their pages in random order. The mask is 0 or -inf,
+    bf16 [B, 1, group × tokens, capacity], for each head of a group the same.
     """
-    capacity = context + 64
-    q = torch.randn(batch, QUERY_HEADS, tokens, HEAD_DIM, device="cuda", dtype=DTYPE)
-    size = (batch, KV_HEADS, capacity, HEAD_DIM)
-    k, v = (torch.randn(size, device="cuda", dtype=DTYPE) for _ in range(2))
-    ancestors = binary_tree(tokens).cuda().expand(batch, -1)
-    lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
-    pages = torch.randperm(batch * capacity // PAGE, device="cuda").int().reshape(batch, -1)
-    mask = tree.dense_mask(ancestors, lengths, context + tokens)[:, None]
-    return q, k, v, ancestors, lengths, pages, mask
+    capacity = context + tree.MOST_TOKENS
+    q = _kv.randn(batch, QUERY_HEADS, tokens, HEAD_DIM)
+    k, v = (_kv.randn(batch, KV_HEADS, capacity, HEAD_DIM) for _ in range(2))
+    ancestors = binary_tree(tokens).to(q.device).expand(batch, -1)
+    lengths = _kv.lengths_of(batch, context)
+    seen = tree.dense_mask(ancestors, lengths, capacity)[:, None]
+    mask = torch.zeros_like(seen, dtype=DTYPE).masked_fill(~seen, float("-inf"))
+    mask = mask.repeat(1, 1, QUERY_HEADS // KV_HEADS, 1)
+    return q, k, v, ancestors, lengths, _kv.table_of(batch, capacity // PAGE), mask
 
 
 def drafted(q, k, v, ancestors, lengths, pages, mask):
@@ -45,7 +52,7 @@ def drafted(q, k, v, ancestors, lengths, pages, mask):
 
 
 def paged(q, k, v, ancestors, lengths, pages, mask):
-    k, v = (x.view(-1, KV_HEADS, PAGE, HEAD_DIM) for x in (k, v))
+    k, v = (_kv.pool(x, PAGE) for x in (k, v))
     return tree.attention_tree(q, k, v, ancestors, lengths, block_table=pages)
 
 
@@ -55,13 +62,18 @@ def one_token(q, k, v, ancestors, lengths, pages, mask):
 
 def sdpa_mask(q, k, v, ancestors, lengths, pages, mask):
     """Whatever PyTorch picks when it is given a mask."""
-    k, v = (x[:, :, : mask.shape[-1]] for x in (k, v))
+    mask = mask[:, :, : q.shape[2]]
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
-def sdpa_mask_cudnn(*inputs):
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return sdpa_mask(*inputs)
+def sdpa_mask_packed(q, k, v, ancestors, lengths, pages, mask):
+    """The heads of a group as further queries, so that a fused kernel takes them."""
+    packed = q.view(len(q), KV_HEADS, -1, HEAD_DIM)
+    return scaled_dot_product_attention(packed, k, v, attn_mask=mask).view(q.shape)
+
+
+def sdpa_mask_cudnn(q, k, v, ancestors, lengths, pages, mask):
+    return _kv.cudnn(q, k, v, mask[:, :, : q.shape[2]])
 
 
 CALLS = {
@@ -69,8 +81,30 @@ CALLS = {
     "paged": paged,
     "one_token": one_token,
     "sdpa_mask": sdpa_mask,
+    "sdpa_mask_packed": sdpa_mask_packed,
     "sdpa_mask_cudnn": sdpa_mask_cudnn,
 }
+
+
+def tree64(q, k, v, ancestors, lengths, pages, mask):
+    some = _rotated.sample(len(q))
+    doubles = (x[some].double() for x in (q, k, v))
+    return tree.reference(*doubles, ancestors[some], lengths[some])
+
+
+def paged64(q, k, v, ancestors, lengths, pages, mask):
+    some = _rotated.sample(len(q))
+    k, v = (gather(_kv.pool(x, PAGE), pages[some]).double() for x in (k, v))
+    return tree.reference(q[some].double(), k, v, ancestors[some], lengths[some])
+
+
+def one64(q, k, v, ancestors, lengths, pages, mask):
+    context = int(lengths[0])
+    return _kv.attended(q[:, :, :1], k[:, :, :context], v[:, :, :context], lengths)
+
+
+EXPECTED = {"paged": paged64, "one_token": one64}
+EXPECTED |= {name: tree64 for name in CALLS if name not in EXPECTED}
 
 
 def measure(writer, batch: int, context: int, tokens: int) -> None:
@@ -79,7 +113,8 @@ def measure(writer, batch: int, context: int, tokens: int) -> None:
     lengths = [context] * batch
     one = decode.work(batch, QUERY_HEADS, KV_HEADS, lengths, HEAD_DIM, DTYPE)
     pairs = sum((bits & (2**64 - 1)).bit_count() for bits in binary_tree(tokens).tolist())
-    found = _rotated.side_by_side(CALLS, lambda: inputs(batch, context, tokens), one.bytes)
+    make = partial(inputs, batch, context, tokens)
+    found = _rotated.side_by_side(CALLS, make, one.bytes, EXPECTED, PEERS)
     for variant, time in found.items():
         page_size = PAGE if variant == "paged" else None
         work = one if variant == "one_token" else tree.work(
