@@ -55,13 +55,19 @@ def of_kernel(launches: list[dict], kernel: str) -> dict:
     raise LookupError(f"no launch of {kernel}, only of {[one['kernel'] for one in launches]}")
 
 
-def command(ncu: str, size: str, metrics: dict, processes: str) -> list[str]:
+def kernels_of(size: str) -> list[str]:
+    return [name for case in driver.cases(size) for name in case.work]
+
+
+def command(
+    ncu: str, size: str, program: str, kernels: list[str], metrics: dict, processes: str
+) -> list[str]:
     """The profiler's command line: our kernels alone, caches flushed before each, clocks as is."""
-    names = "|".join(rf"{stem(name)}\w*" for case in driver.cases(size) for name in case.work)
+    names = "|".join(rf"{stem(name)}\w*" for name in kernels)
     options = ["--clock-control", "none", "--csv", "--print-units", "base"]
     options += ["--target-processes", processes, "--kernel-name", f"regex:^({names})$"]
     options += ["--metrics", ",".join(metrics.values())]
-    return [ncu, *options, sys.executable, "-m", "benchmarks._dram_driver", size]
+    return [ncu, *options, sys.executable, "-m", program, size]
 
 
 def _value(text: str, unit: str) -> float:
@@ -93,12 +99,15 @@ def parse(text: str, metrics: dict) -> list[dict]:
     return list(launches.values())
 
 
-def profile(ncu: str, size: str) -> list[dict]:
-    """Counters of each launch of `size`; tries less where this ncu knows less."""
+def profile(ncu: str, size: str, program: str, kernels: list[str]) -> list[dict]:
+    """Counters of each launch of these kernels that `python -m program size` makes, in order.
+
+    Tries less where this ncu knows less.
+    """
     for metrics in (METRICS | FROM_SMS, METRICS):
         for processes in ("application-only", "all"):
             run = subprocess.run(
-                command(ncu, size, metrics, processes),
+                command(ncu, size, program, kernels, metrics, processes),
                 cwd=ROOT, capture_output=True, text=True, timeout=300,
             )  # fmt: skip
             launches = parse(run.stdout, metrics)
@@ -201,7 +210,7 @@ def run(writer) -> None:
     if not backend.GPU or ncu is None:
         print("dram_bytes: skipped,", "ncu is not installed" if backend.GPU else "no GPU")
         return
-    if launches := profile(ncu, "large"):
+    if launches := profile(ncu, "large", driver.__name__, kernels_of("large")):
         add_dram_rows(writer, launches, backend.machine().l2_bytes)
-    if launches := profile(ncu, "small"):
+    if launches := profile(ncu, "small", driver.__name__, kernels_of("small")):
         add_l2_rows(writer, launches)
