@@ -16,47 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def tiles_of(batch, lengths, capacity, splits, BLOCK_N: tl.constexpr):
-    """(length, tiles a split, splits that have any) of a sequence."""
-    length = capacity
-    if lengths is not None:  # from memory: a captured graph sees the lengths of each replay
-        length = tl.maximum(tl.minimum(tl.load(lengths + batch), capacity), 0)
-    tiles = tl.cdiv(length, BLOCK_N)
-    each = tl.maximum(tl.cdiv(tiles, splits), 1)
-    return length, each, tl.cdiv(tiles, each)
-
-
-@triton.jit
-def page_of(table, start, end, stride, BLOCK: tl.constexpr, PAGE: tl.constexpr):
-    """The page of each of BLOCK tokens, or where a page holds them all, that one."""
-    token = start if PAGE % BLOCK == 0 else start + tl.arange(0, BLOCK)
-    return tl.load(table + token // PAGE * stride, mask=token < end, other=0)
-
-
-@triton.jit
-def tokens_at(x, start, page, stride_page, stride, BLOCK: tl.constexpr, PAGE: tl.constexpr):
-    """Pointers to BLOCK tokens; x points to the head's first token, of page 0 where paged."""
-    row = tl.arange(0, BLOCK)
-    if PAGE == 0:  # a head may be longer than 2**31 elements, a tile never is
-        at = x + tl.cast(start, tl.int64) * stride + row * stride
-    elif PAGE % BLOCK == 0:
-        at = x + page.to(tl.int64) * stride_page + start % PAGE * stride + row * stride
-    else:
-        at = x + page.to(tl.int64) * stride_page + (start + row) % PAGE * stride
-    return at
-
-
-@triton.jit
-def load_tile(at, inside, stride_d, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """[BLOCK, WIDTH] of K or V, 0 outside. Nobody reads it again: let it leave the L2 first."""
-    column = tl.arange(0, WIDTH)
-    mask = inside[:, None]
-    if WIDTH != HEAD_DIM:
-        mask = mask & (column < HEAD_DIM)[None, :]
-    at = at[:, None] + column[None, :] * stride_d
-    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
+from kernelbook.kernels._byte_pairs import stream_pairs
+from kernelbook.kernels._kv_tiles import load_tile, page_of, softmax_step, tiles_of, tokens_at
 
 
 @triton.jit
@@ -94,15 +55,8 @@ def stream(
             visible = visible & (token[None, :] <= last[:, None])
         scores = tl.where(visible, scores, float("-inf"))
 
-        m_new = tl.maximum(m, tl.max(scores, axis=1))
-        base = m_new * scale
-        if CAUSAL:  # while a row has seen no key its maximum is -inf, and -inf - -inf is NaN
-            base = tl.where(m_new == float("-inf"), 0.0, base)
-        p = tl.math.exp2(scores * scale - base[:, None])
-        rescale = tl.math.exp2(m * scale - base)
-        l = l * rescale + tl.sum(p, axis=1)
+        p, rescale, l, m = softmax_step(scores, l, m, scale, CAUSAL)
         acc = acc * rescale[:, None]
-        m = m_new
 
         v_at = tokens_at(v, start, page, v_strides[0], v_strides[2], BLOCK_N, PAGE)
         v_tile = load_tile(v_at, inside, v_strides[3], HEAD_DIM, WIDTH).to(q.dtype)
@@ -182,7 +136,7 @@ def split_item(
     q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, CAUSAL: tl.constexpr, LAST: tl.constexpr,
-    SPLIT: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One split of one group: BLOCK_M of the query rows that share a KV head of a sequence."""
     m_tile = item % m_tiles
@@ -211,11 +165,19 @@ def split_item(
             table += tl.cast(batch, tl.int64) * table_strides[0]
         begin = split * each * BLOCK_N
         end = tl.minimum(begin + each * BLOCK_N, length)
-        acc, l, m = stream(
-            q_tile, length - queries + row % queries, begin, end, k, v, k_scale, v_scale,
-            table, table_strides[1], k_strides, v_strides, ks_strides, vs_strides, scale,
-            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL,
-        )  # fmt: skip
+        last = length - queries + row % queries
+        if PAIRS:
+            acc, l, m = stream_pairs(
+                q_tile, last, begin, end, k, v, k_scale, v_scale,
+                table, table_strides[1], k_strides, v_strides, ks_strides, vs_strides, scale,
+                WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL,
+            )  # fmt: skip
+        else:
+            acc, l, m = stream(
+                q_tile, last, begin, end, k, v, k_scale, v_scale,
+                table, table_strides[1], k_strides, v_strides, ks_strides, vs_strides, scale,
+                HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL,
+            )  # fmt: skip
 
         if not SPLIT:  # noqa: SIM114 (known to the compiler, which then drops the rest)
             store_rows(out, lse, group, row, rows, acc, l, m * scale, HEAD_DIM, WIDTH)
@@ -253,13 +215,14 @@ def split_kv_kernel(
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, CAUSAL: tl.constexpr, LAST: tl.constexpr,
     SPLIT: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-    PERSISTENT: tl.constexpr, PDL: tl.constexpr,
+    PAIRS: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program takes one item (a split of a group), or every num_programs-th where PERSISTENT.
 
     `scale` contains log2(e). SPLIT says whether `splits` is more than 1.
     """
-    if PDL:  # the merge kernel may take free SMs now; it waits for this one's results itself
+    if PDL:  # started while the kernel before it ends; the next one may start while this one ends
+        gdc_wait()
         gdc_launch_dependents()
     if PERSISTENT:
         for item in range(tl.program_id(0), items, tl.num_programs(0)):
@@ -267,14 +230,14 @@ def split_kv_kernel(
                 item, q, k, v, k_scale, v_scale, table, lengths, out, lse, partial, partial_lse,
                 counters, capacity, kv_heads, queries, rows, splits, m_tiles, scale,
                 q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
-                HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLIT, ROWS, CHUNK,
+                HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLIT, ROWS, CHUNK, PAIRS,
             )  # fmt: skip
     else:
         split_item(
             tl.program_id(0), q, k, v, k_scale, v_scale, table, lengths, out, lse, partial,
             partial_lse, counters, capacity, kv_heads, queries, rows, splits, m_tiles, scale,
             q_strides, k_strides, v_strides, ks_strides, vs_strides, table_strides,
-            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLIT, ROWS, CHUNK,
+            HEAD_DIM, WIDTH, BLOCK_M, BLOCK_N, PAGE, CAUSAL, LAST, SPLIT, ROWS, CHUNK, PAIRS,
         )  # fmt: skip
 
 
@@ -287,6 +250,7 @@ def merge_kernel(
     """One program merges one output row. A sequence with one split in use is already written."""
     if PDL:
         gdc_wait()
+        gdc_launch_dependents()
     group, row = tl.program_id(0) // rows, tl.program_id(0) % rows
     _, _, used = tiles_of(group // kv_heads, lengths, capacity, splits, BLOCK_N)
     if used > 1:

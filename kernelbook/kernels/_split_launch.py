@@ -97,7 +97,7 @@ def used_splits(length: int, splits: int, tile: int) -> int:
 
 
 def merge_work(
-    kv_heads: int, rows: int, lengths, head_dim: int, splits: int, tile: int, merge: str = "last"
+    kv_heads: int, rows: int, lengths, head_dim: int, splits: int, tile: int, merge: str = "kernel"
 ) -> Work:
     """The price of splitting: partial results written and read, fp32, and what counts arrivals.
 
@@ -203,17 +203,36 @@ def counters(device: torch.device) -> torch.Tensor:
     return fresh
 
 
+def has_pairs(q, cache: Cache) -> bool:
+    """Whether one-byte KV can be read two codes at a time, which takes a GPU's instructions."""
+    k, v = cache.k, cache.v
+    if not q.is_cuda or k.element_size() != 1 or q.dtype == torch.float32:
+        return False
+    least = (8, 9) if k.dtype.is_floating_point else (8, 0)
+    width = q.shape[-1]
+    whole = width >= 32 and width == power_of_two(width)
+    even = all(x.stride(3) == 1 and not any(s % 2 for s in x.stride()[:3]) for x in (k, v))
+    aligned = not (k.data_ptr() | v.data_ptr()) % 2
+    return whole and even and aligned and backend.capability(q.device) >= least
+
+
 def has_dependent_launch(q) -> bool:
     """Whether a kernel may start while the one before it ends (programmatic dependent launch)."""
     return q.is_cuda and backend.capability(q.device) >= (9, 0)
 
 
+def best_merge(device: torch.device) -> str:
+    """A second kernel where it can start before the first one ends, which saves its launch."""
+    return "kernel" if backend.capability(device) >= (9, 0) else "last"
+
+
 def launch(
     q, cache: Cache, lengths, causal: bool, scale, return_lse: bool,
-    splits: int | None, merge: str, programs: int | None = None,
+    splits: int | None, merge: str | None, programs: int | None = None,
 ):  # fmt: skip
     """Check, choose, allocate, run; `programs` makes it persistent. Returns out or (out, lse)."""
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    merge = best_merge(q.device) if merge is None else merge
     check(q, cache, scale, merge, splits)
     batch, query_heads, queries, head_dim = q.shape
     kv_heads, device = cache.k.shape[1], q.device
@@ -229,7 +248,8 @@ def launch(
     m_tiles = cdiv(rows, tile.block_m)
     groups = batch * kv_heads * m_tiles
     if splits is None:
-        splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms(device), tile.block_n)
+        sms = backend.sms(device)
+        splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms, tile.block_n)
     if splits > 1 and merge == "last" and groups > COUNTERS:
         raise ValueError(f"merge='last' takes up to {COUNTERS} groups, got {groups}: use 'kernel'")
 
@@ -243,7 +263,7 @@ def launch(
         arrivals = counters(device) if merge == "last" else None
     chunk = min(power_of_two(splits), MERGED_AT_ONCE // width)
     together = max(1, min(tile.block_m, power_of_two(rows), MERGED_AT_ONCE // (chunk * width)))
-    dependent = {"PDL": splits > 1 and merge == "kernel" and has_dependent_launch(q)}
+    dependent = {"PDL": True, "launch_pdl": True} if has_dependent_launch(q) else {"PDL": False}
     items = groups * splits
     split_kv_kernel[(min(items, programs or items),)](
         q, cache.k, cache.v, cache.k_scale, cache.v_scale, cache.table, lengths,
@@ -254,19 +274,15 @@ def launch(
         (0, 0) if cache.table is None else cache.table.stride(),
         HEAD_DIM=head_dim, WIDTH=width, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         PAGE=cache.page, CAUSAL=causal, LAST=merge == "last",
-        SPLIT=splits > 1, ROWS=together, CHUNK=chunk, PERSISTENT=programs is not None, **dependent,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        SPLIT=splits > 1, ROWS=together, CHUNK=chunk, PAIRS=has_pairs(q, cache),
+        PERSISTENT=programs is not None, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **dependent,
     )  # fmt: skip
     if splits > 1 and merge == "kernel":
-        more = {"launch_pdl": True} if dependent["PDL"] else {}
         merge_kernel[(batch * kv_heads * rows,)](
             partial, partial_lse, out, lse, lengths, capacity, kv_heads, rows, splits,
             HEAD_DIM=head_dim, WIDTH=width, BLOCK_N=tile.block_n,
-            CHUNK=chunk, **dependent, num_warps=4, **more,
+            CHUNK=chunk, num_warps=4, **dependent,
         )  # fmt: skip
     return (out, lse) if return_lse else out
 
-
-def sms(device: torch.device) -> int:
-    """SMs to fill: the GPU's own, or 132 for CPU tensors, the same on every machine."""
-    return backend.sms(device)

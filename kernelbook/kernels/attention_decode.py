@@ -7,8 +7,9 @@ its reference.
 
 import torch
 
+from kernelbook import backend
 from kernelbook.kernels import _split_launch, attention_prefill
-from kernelbook.kernels._split_launch import Cache, choose_splits, config, merge_work, sms
+from kernelbook.kernels._split_launch import Cache, choose_splits, config, merge_work
 from kernelbook.work import Work
 
 __all__ = [
@@ -55,13 +56,13 @@ def work(
 def tile_of(q, k) -> int:
     """Tokens of a tile that `attention_decode` takes for these tensors."""
     rows = q.shape[1] // k.shape[1] * q.shape[2]
-    capability = _split_launch.backend.capability(q.device)
+    capability = backend.capability(q.device)
     return config(rows, q.shape[3], q.dtype, k.dtype, capability).block_n
 
 
 def attention_decode(
     q, k, v, lengths=None, causal=False, scale=None, return_lse=False,
-    splits=None, merge="last", persistent=False,
+    splits=None, merge=None, persistent=False,
 ):  # fmt: skip
     """softmax(scale · q kᵀ) v for few queries and long KV, each sequence with its own length.
 
@@ -74,7 +75,8 @@ def attention_decode(
     causal   aligned to the end: query i sees the keys j <= length - Sq + i
     splits   runs that each sequence's KV is cut into; default `choose_splits` of the capacity
     merge    "last": the last program of a group merges; "kernel": a second launch does, on Hopper
-             while the first one ends (programmatic dependent launch)
+             while the first one ends (programmatic dependent launch). Default: there the second
+             launch, which measured faster, elsewhere the last program
     persistent  one program for each SM, each taking several splits in turn
 
     D from 8 to 256; fp16, bf16 or fp32, sums in fp32 (no tf32). `scale` defaults to 1 / sqrt(D).
@@ -84,7 +86,7 @@ def attention_decode(
     counters, so graphs captured on the same stream must not run at the same time with "last".
     Source: Dao et al., Flash-Decoding (2023).
     """
-    programs = sms(q.device) if persistent else None
+    programs = backend.sms(q.device) if persistent else None
     return _split_launch.launch(
         q, Cache(k, v), lengths, causal, scale, return_lse, splits, merge, programs
     )

@@ -71,7 +71,7 @@ def check_table(block_table, lengths, batch: int, pool: int, page_size: int) -> 
 
 def attention_paged(
     q, k_pages, v_pages, block_table, lengths, causal=False, scale=None, return_lse=False,
-    splits=None, merge="last",
+    splits=None, merge=None,
 ):  # fmt: skip
     """softmax(scale · q kᵀ) v for few queries, keys and values on pages of a pool.
 

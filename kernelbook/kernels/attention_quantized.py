@@ -57,7 +57,7 @@ def check_codes(q, k, v, k_scale, v_scale) -> None:
 
 def attention_quantized(
     q, k, v, k_scale, v_scale, lengths=None, block_table=None, causal=False, scale=None,
-    return_lse=False, splits=None, merge="last",
+    return_lse=False, splits=None, merge=None,
 ):  # fmt: skip
     """softmax(scale · q kᵀ) v with k = codes · k_scale and v = codes · v_scale.
 
