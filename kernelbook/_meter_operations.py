@@ -46,11 +46,18 @@ OVERWRITES = _words("""
 READS_NOTHING = _words("""
     full_like new_full new_ones new_zeros ones_like rand_like randint_like randn_like zeros_like
 """)
+
+
+def _put(marks, args):
+    """aten's own function, for the tensor's method takes no slices among indices (None)."""
+    torch.ops.aten.index_put_(marks, args[1], torch.tensor(True))
+
+
 # Operations that read or write only the places that their indices name.
 GATHERS = _words("embedding index index_select gather take masked_select")
 SCATTERS = {
-    "index_put_": lambda marks, args: marks.index_put_(args[1], torch.tensor(True)),
-    "_index_put_impl_": lambda marks, args: marks.index_put_(args[1], torch.tensor(True)),
+    "index_put_": _put,
+    "_index_put_impl_": _put,
     "scatter_": lambda marks, args: marks.scatter_(args[1], args[2], True),
     "scatter_add_": lambda marks, args: marks.scatter_(args[1], args[2], True),
     "index_copy_": lambda marks, args: marks.index_fill_(args[1], args[2], True),
