@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelbook.kernels._split_launch import host_values
 
@@ -130,6 +130,7 @@ def merge_kernel(
     """One program merges TILE columns of a row; `out` and `lse` are contiguous in rows."""
     if PDL:  # it may have started while the parts were still being computed
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     e = tl.load(partial_lse + row * parts + part, mask=part < parts, other=float("-inf"))

@@ -255,12 +255,13 @@ def launch(
 
     width = max(16, power_of_two(head_dim))
     partial = partial_lse = arrivals = None
+    last = splits > 1 and merge == "last"
     if splits > 1:
         partial_lse = torch.empty(
             batch * kv_heads, splits, rows, dtype=torch.float32, device=device
         )
         partial = partial_lse.new_empty(*partial_lse.shape, head_dim)
-        arrivals = counters(device) if merge == "last" else None
+        arrivals = counters(device) if last else None
     chunk = min(power_of_two(splits), MERGED_AT_ONCE // width)
     together = max(1, min(tile.block_m, power_of_two(rows), MERGED_AT_ONCE // (chunk * width)))
     dependent = {"PDL": True, "launch_pdl": True} if has_dependent_launch(q) else {"PDL": False}
@@ -273,10 +274,10 @@ def launch(
         *((0, 0, 0) if x is None else x.stride() for x in (cache.k_scale, cache.v_scale)),
         (0, 0) if cache.table is None else cache.table.stride(),
         HEAD_DIM=head_dim, WIDTH=width, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
-        PAGE=cache.page, CAUSAL=causal, LAST=merge == "last",
-        SPLIT=splits > 1, ROWS=together, CHUNK=chunk, PAIRS=has_pairs(q, cache),
-        PERSISTENT=programs is not None, num_warps=tile.num_warps, num_stages=tile.num_stages,
-        **dependent,
+        PAGE=cache.page, CAUSAL=causal, LAST=last,
+        SPLIT=splits > 1, ROWS=together if last else 1, CHUNK=chunk if last else 1,
+        PAIRS=has_pairs(q, cache), PERSISTENT=programs is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent,
     )  # fmt: skip
     if splits > 1 and merge == "kernel":
         merge_kernel[(batch * kv_heads * rows,)](
@@ -285,4 +286,3 @@ def launch(
             CHUNK=chunk, num_warps=4, **dependent,
         )  # fmt: skip
     return (out, lse) if return_lse else out
-

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelbook import backend
 from kernelbook.kernels import _partials, _split_launch
@@ -163,7 +163,8 @@ def attention_tree_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M of the group × tree rows of a KV head, one part of the keys."""
-    if PDL:  # the merge may take free SMs now; it waits for these results itself
+    if PDL:  # started while the kernel before it ends; the next one may start while this one ends
+        gdc_wait()
         gdc_launch_dependents()
     part = tl.program_id(1)
     batch, kv_head = tl.program_id(2) // kv_heads, tl.program_id(2) % kv_heads
@@ -283,7 +284,7 @@ def attention_tree(
     tile = config(group * tokens, head_dim, q.dtype, backend.capability(q.device))
     parts = splits(batch * kv_heads, group * tokens, capacity, tile, q.device)
     partial, partial_lse = None, None
-    dependent = parts > 1 and _split_launch.has_dependent_launch(q)
+    dependent = _split_launch.has_dependent_launch(q)
     if parts > 1:
         rows = batch * query_heads * tokens
         partial, partial_lse = _partials.scratch(rows, parts, head_dim, q.device)
@@ -296,6 +297,7 @@ def attention_tree(
         HEAD_DIM=head_dim, WIDTH=padded(head_dim), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         PAGE=k.shape[2] if paged else 0, SPLIT=parts > 1, LSE=return_lse, PRECISION="ieee",
         PDL=dependent, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
     if parts > 1:
         _partials.merge(partial, partial_lse, out, lse, dependent)
