@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelbook import backend
 from kernelbook.kernels import _partials, _split_launch
+from kernelbook.kernels._mla_pairs import stream_pairs
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
 from kernelbook.work import Work
 
@@ -114,34 +115,19 @@ def splits(batch: int, heads: int, capacity: int, tile: Config, device) -> int:
     return _partials.splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
 
 
-@triton.jit(do_not_specialize=["heads", "capacity", "parts"])
-def attention_mla_kernel(
-    q, latent, rope, latent_scale, lengths, block_table, out, lse, partial, partial_lse,
-    heads, capacity, parts, scale,
-    stride_qb, stride_qh, stride_lb, stride_ln, stride_rb, stride_rn, stride_sb, stride_sn,
-    stride_tb,
+@triton.jit
+def stream(
+    q_latent, q_rope, latent, rope, latent_scale, table, batch, begin, end, scale,
+    stride_lb, stride_ln, stride_rb, stride_rn, stride_sb, stride_sn,
     LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PAGE: tl.constexpr, QUANTIZED: tl.constexpr, SPLIT: tl.constexpr, LSE: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, QUANTIZED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M heads of a sequence, one part of its tokens. `scale` has log2(e)."""
-    if PDL:  # the merge may take free SMs now; it waits for these results itself
-        gdc_launch_dependents()
-    part, batch = tl.program_id(1), tl.program_id(2)
-    length = tl.maximum(tl.minimum(tl.load(lengths + batch), capacity), 0)
-    begin, end = part_of(length, part, parts, BLOCK_N)
-
-    head = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Attend to the tokens from `begin` to `end`: output, sum of exponentials, maximum."""
     column, rope_column = tl.arange(0, LATENT), tl.arange(0, ROPE)
-    row = q + batch.to(tl.int64) * stride_qb + head[:, None] * stride_qh
-    wanted = (head < heads)[:, None] & (begin < end)
-    q_latent = tl.load(row + column[None, :], mask=wanted, other=0.0)
-    q_rope = tl.load(row + LATENT + rope_column[None, :], mask=wanted, other=0.0)
     acc = tl.zeros([BLOCK_M, LATENT], dtype=tl.float32)
     l = tl.zeros([BLOCK_M], dtype=tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
 
-    table = block_table + batch.to(tl.int64) * stride_tb if PAGE > 0 else block_table
     ahead = page_of(table, begin, end, batch, BLOCK_N, PAGE)
     for start in range(begin, end, BLOCK_N):
         inside = start + tl.arange(0, BLOCK_N) < end
@@ -164,11 +150,57 @@ def attention_mla_kernel(
         if QUANTIZED:
             p *= token_scale[None, :]
         acc = tl.dot(p.to(tile.dtype), tile, acc, input_precision=PRECISION)
+    return acc, l, m
 
+
+@triton.jit(do_not_specialize=["heads", "capacity", "parts"])
+def attention_mla_kernel(
+    q, latent, rope, latent_scale, lengths, block_table, out, lse, partial, partial_lse,
+    heads, capacity, parts, scale,
+    stride_qb, stride_qh, stride_lb, stride_ln, stride_rb, stride_rn, stride_sb, stride_sn,
+    stride_tb,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, QUANTIZED: tl.constexpr, SPLIT: tl.constexpr, LSE: tl.constexpr,
+    PAIRS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M heads of a sequence, one part of its tokens. `scale` has log2(e)."""
+    if PDL:  # started while the kernel before it ends; the next one may start while this one ends
+        gdc_wait()
+        gdc_launch_dependents()
+    part, batch = tl.program_id(1), tl.program_id(2)
+    length = tl.maximum(tl.minimum(tl.load(lengths + batch), capacity), 0)
+    begin, end = part_of(length, part, parts, BLOCK_N)
+
+    head = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column, rope_column = tl.arange(0, LATENT), tl.arange(0, ROPE)
+    row = q + batch.to(tl.int64) * stride_qb + head[:, None] * stride_qh
+    wanted = (head < heads)[:, None] & (begin < end)
+    q_latent = tl.load(row + column[None, :], mask=wanted, other=0.0)
+    q_rope = tl.load(row + LATENT + rope_column[None, :], mask=wanted, other=0.0)
+    table = block_table + batch.to(tl.int64) * stride_tb if PAGE > 0 else block_table
+    if PAIRS:
+        acc, l, m = stream_pairs(
+            q_latent, q_rope, latent, rope, latent_scale, table, batch, begin, end, scale,
+            stride_lb, stride_ln, stride_rb, stride_rn, stride_sb, stride_sn,
+            LATENT, ROPE, BLOCK_M, BLOCK_N, PAGE,
+        )  # fmt: skip
+    else:
+        acc, l, m = stream(
+            q_latent, q_rope, latent, rope, latent_scale, table, batch, begin, end, scale,
+            stride_lb, stride_ln, stride_rb, stride_rn, stride_sb, stride_sn,
+            LATENT, ROPE, BLOCK_M, BLOCK_N, PAGE, QUANTIZED, PRECISION,
+        )  # fmt: skip
     store_result(
         acc, l, m, scale, batch * heads + head, head < heads, part, parts, begin < end,
         out, lse, partial, partial_lse, LATENT, LATENT, SPLIT, LSE,
     )  # fmt: skip
+
+
+def has_pairs(q, latent) -> bool:
+    """Whether int8 latents can be read two at a time, which takes a GPU's instructions."""
+    even = not (latent.data_ptr() | latent.stride(0) | latent.stride(1)) % 2
+    tensor_cores = q.dtype != torch.float32 and backend.capability(q.device) >= (8, 0)
+    return q.is_cuda and tensor_cores and even
 
 
 def _check(q, latent, rope, lengths, scale, latent_scale, block_table):
@@ -247,7 +279,7 @@ def attention_mla(
     blocks = triton.cdiv(heads, tile.block_m)
     parts = splits(batch, heads, capacity, tile, q.device)
     partial, partial_lse = None, None
-    dependent = parts > 1 and _split_launch.has_dependent_launch(q)
+    dependent = _split_launch.has_dependent_launch(q)
     if parts > 1:
         partial, partial_lse = _partials.scratch(batch * heads, parts, width, q.device)
     attention_mla_kernel[(blocks, parts, batch)](
@@ -278,10 +310,12 @@ def attention_mla(
         QUANTIZED=quantized,
         SPLIT=parts > 1,
         LSE=return_lse,
+        PAIRS=quantized and has_pairs(q, latent),
         PRECISION="ieee",
         PDL=dependent,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **({"launch_pdl": True} if dependent else {}),
     )
     if parts > 1:
         _partials.merge(partial, partial_lse, out, lse, dependent)
