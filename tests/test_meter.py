@@ -324,6 +324,8 @@ def test_scatters_from_tensors_and_of_any_value():
 
     assert operations(put, x, at[0, :1], False)[1] == ("index_put_", 8 + 32, 32, 0)
     assert operations(put, x, at[0, :1], True)[1] == ("index_put_", 8 + 32 + 32, 32, 0)
+    hot = operations(lambda i: torch.nn.functional.one_hot(i, 5), at[0])
+    assert hot[-1] == ("scatter_", 16, 16, 0)
 
 
 def test_a_scatter_between_slices():
@@ -333,10 +335,8 @@ def test_a_scatter_between_slices():
         x[block, :, slot] = torch.ones(2, 3, 5)
         return x
 
-    x, at = torch.zeros(2, 3, 4, 5), torch.tensor([0, 1])
-    assert operations(write, x, at, at)[1] == ("index_put_", 120 + 2 * 16, 120, 0)
-    hot = operations(lambda i: torch.nn.functional.one_hot(i, 5), at[0])
-    assert hot[-1] == ("scatter_", 16, 16, 0)
+    x, block, slot = torch.zeros(2, 3, 4, 5), torch.tensor([0, 1]), torch.tensor([3, 2])
+    assert operations(write, x, block, slot)[1] == ("index_put_", 120 + 2 * 16, 120, 0)
 
 
 def test_selecting_from_a_single_value():
