@@ -26,11 +26,16 @@ def exact_float32():
         torch.set_float32_matmul_precision(before)
 
 
-def prompts(tokenizer, count: int = 8, length: int = 64) -> torch.Tensor:
-    """`count` passages of `length` tokens, evenly spaced over the held-out text."""
+def prompts(tokenizer, count: int = 8, length: int = 64, shared: int = 0) -> torch.Tensor:
+    """`count` passages of `length` tokens, evenly spaced over the held-out text.
+
+    The first `shared` tokens of all are those of the first one.
+    """
     ids = torch.tensor(tokenizer.encode(held_out_text()).ids)
     starts = torch.linspace(0, len(ids) - length, count).long()
-    return torch.stack([ids[start : start + length] for start in starts])
+    passages = torch.stack([ids[start : start + length] for start in starts])
+    passages[:, :shared] = passages[0, :shared].clone()
+    return passages
 
 
 def text_unchanged(
@@ -77,6 +82,16 @@ def swapped_text(attention, count=8, tokens=200, prompt_length=64, device=None) 
     return Texts(plain, swapped, tokenizer)
 
 
+def continued(model, start, tokens: int, make_cache, shared=0, captured=False) -> torch.Tensor:
+    """Greedy text after `start` [B, S] through a new cache; the arguments are `text_with`'s."""
+    count, length = start.shape
+    cache = make_cache(model.config, count, length + tokens, model.dtype, model.device)
+    if shared:
+        with torch.inference_mode():
+            model(start[:1, :shared], cache=cache)
+    return generate(model, start[:, shared:], tokens, cache=cache, captured=captured)
+
+
 def text_with(
     make_cache, count=8, tokens=200, prompt_length=64, device=None, shared=0, captured=False
 ) -> Texts:
@@ -88,15 +103,10 @@ def text_with(
     captured    decode steps replayed from one CUDA graph (GPU only)
     """
     model, tokenizer = tiny(torch.float32, device)
-    start = prompts(tokenizer, count, prompt_length).to(model.device)
-    start[:, :shared] = start[0, :shared]
-    capacity = prompt_length + tokens
-    cache = make_cache(model.config, count, capacity, model.dtype, model.device)
-    with exact_float32(), torch.inference_mode():
+    start = prompts(tokenizer, count, prompt_length, shared).to(model.device)
+    with exact_float32():
         plain = generate(model, start, tokens)
-        if shared:
-            model(start[:1, :shared], cache=cache)
-        swapped = generate(model, start[:, shared:], tokens, cache=cache, captured=captured)
+        swapped = continued(model, start, tokens, make_cache, shared, captured)
     return Texts(plain, swapped, tokenizer)
 
 
