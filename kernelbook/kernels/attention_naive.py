@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from kernelbook import backend
+from kernelbook.kernels._attention_inputs import check_qkv
 from kernelbook.work import Work
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LONGEST_ROW = 32768  # elements that one softmax program holds at once
 
 
@@ -201,26 +201,6 @@ def values_kernel(
     tl.store(to, acc.to(out.dtype.element_ty), mask=inside)
 
 
-def check(q, k, v) -> None:
-    """Raise ValueError naming what does not fit: ranks, heads, lengths, head_dim, dtypes."""
-    found = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        raise ValueError(f"q must be [B, Hq, Sq, D], k and v [B, Hkv, Skv, D], got {found}")
-    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"k and v must share a shape, and batch and head_dim with q, got {found}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"Hq must be a multiple of Hkv, got {q.shape[1]} and {k.shape[1]}")
-    if k.shape[2] == 0:
-        raise ValueError("there must be at least one key, got Skv = 0")
-    if not 8 <= q.shape[3] <= 256:
-        raise ValueError(f"head_dim must lie in 8..256, got {q.shape[3]}")
-    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ValueError(
-            f"q, k, v must share fp16, bf16 or fp32, got {q.dtype}, {k.dtype}, {v.dtype}"
-        )
-    backend.same_device(q=q, k=k, v=v)
-
-
 def _no_tensor_cores(dtype: torch.dtype, device) -> bool:
     return dtype == torch.float32 or backend.capability(device) < (8, 0)
 
@@ -328,7 +308,9 @@ def attention_naive(q, k, v, causal=False, scale=None, out=None):
     aligned to the end. Scores are kept in the dtype of q: B · Hq · Sq · Skv elements. Raises
     ValueError where shapes, dtypes or devices do not fit.
     """
-    check(q, k, v)
+    check_qkv(q, k, v)
+    if k.shape[2] == 0:
+        raise ValueError("there must be at least one key, got Skv = 0")
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     if out.shape != q.shape or out.dtype != q.dtype or 0 in out.stride():
         raise ValueError(

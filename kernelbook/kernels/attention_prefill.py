@@ -15,9 +15,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernelbook import backend
+from kernelbook.kernels._attention_inputs import DTYPES as DTYPES
+from kernelbook.kernels._attention_inputs import check_qkv
 from kernelbook.work import Work
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def reference(q, k, v, causal=False, scale=None) -> torch.Tensor:
@@ -213,27 +213,6 @@ def attention_prefill_kernel(
         tl.store(lse + index.to(tl.int64) * queries + row, value, mask=row < queries)
 
 
-def _check(q, k, v, scale):
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.ndim != 4 or k.ndim != 4 or v.shape != k.shape:
-        raise ValueError(f"q must be [B, Hq, Sq, D], k and v both [B, Hkv, Skv, D], got {shapes}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q, k and v must agree in batch and head dimension, got {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}"
-        )
-    if not 8 <= q.shape[3] <= 256:
-        raise ValueError(f"head dimension must be from 8 to 256, got {q.shape[3]}")
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(
-            f"q, k and v must all be fp16, bf16 or fp32, got {q.dtype}, {k.dtype}, {v.dtype}"
-        )
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
-    backend.same_device(q=q, k=k, v=v)
-
-
 def describable(x: torch.Tensor) -> bool:
     """Whether the copy engine (TMA) can read x: rows in one piece, the rest 16 bytes apart."""
     steps = [stride * x.element_size() % 16 for stride in x.stride()[:-1]]
@@ -279,7 +258,9 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
     through pointers. Before sm_80 Triton uses no tensor cores: right, and slow.
     Source: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023).
     """
-    _check(q, k, v, scale)
+    check_qkv(q, k, v)
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be positive and finite, got {scale}")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     batch, query_heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1:3]
