@@ -61,7 +61,7 @@ def split(q, k, v, **options):
 def tiles_of(shape: dict):
     """(tile of tokens, groups of programs) of the decode kernel for a shape."""
     rows = shape["query_heads"] // shape["kv_heads"] * shape["queries"]
-    tile = decode.config(rows, shape["head_dim"], DTYPE, DTYPE, backend.capability())
+    tile = decode.config(rows, shape["head_dim"], DTYPE, DTYPE, backend.capability(device()))
     return tile.block_n, shape["batch"] * shape["kv_heads"] * -(-rows // tile.block_m)
 
 
@@ -89,8 +89,12 @@ def used_splits(shape: dict, splits: int) -> int:
     return _split_launch.used_splits(shape["lengths"], splits, tiles_of(shape)[0])
 
 
+def device() -> torch.device:
+    return torch.device(backend.DEVICE)
+
+
 def sms() -> int:
-    return backend.sms(torch.device(backend.DEVICE))
+    return backend.sms(device())
 
 
 # --- peers ---------------------------------------------------------------------------------
