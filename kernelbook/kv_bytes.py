@@ -96,7 +96,7 @@ def layout(name: str, lengths: Sequence[int], kv_heads: int = 8, head_dim: int =
     """The layout of that name for sequences of `lengths` tokens; its kind is against bf16 GQA."""
     model, page_size, kv, drafted = KEPT[name]
     tokens = mla_token_bytes(kv=kv) if model == "mla" else gqa_token_bytes(kv_heads, head_dim, kv)
-    kind = "exact" if kv == "bf16" else "within tolerance"
+    kind = "within tolerance" if name == "shared_prefix" else "exact"  # its parts are rounded
     return Layout(
         name=name,
         contiguous=not page_size,
@@ -106,7 +106,7 @@ def layout(name: str, lengths: Sequence[int], kv_heads: int = 8, head_dim: int =
         metadata_bytes=metadata_bytes(lengths, page_size, drafted),
         gather="fused" if page_size else "",
         dequantize="" if kv == "bf16" else "fused",
-        kind="changes the model" if model == "mla" else kind,
+        kind="changes the model" if model == "mla" or kv != "bf16" else kind,
     )
 
 
