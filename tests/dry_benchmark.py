@@ -19,9 +19,9 @@ def rotate(make_inputs, bytes_each):
 
 
 def side_by_side(variants, **options):
-    """Runs each once; the first takes 1 µs, the second 2, ..."""
+    """The first takes 1 µs, the second 2, ...: all ran once already, so here only one does."""
     assert options.pop("graph")
-    for call in variants.values():
+    for call in list(variants.values())[:1]:
         call()
     return {name: timing.Timing.of([float(i)], "dry") for i, name in enumerate(variants, 1)}
 
