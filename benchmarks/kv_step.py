@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.decode_step import attention_work, step_work, times_of
 from kernelbook import backend, model
+from kernelbook.kernels import attention_decode as decode
 from kernelbook.kernels import attention_paged as paged
 from kernelbook.kernels import attention_quantized as quantized
 from kernelbook.work import Work
@@ -58,18 +59,14 @@ def attention_alone(q, k, v, cache) -> None:
 def work_of(variant: str, config, batch: int, context: int, dtype) -> tuple[Work, Work]:
     """Useful work of the step and of its attention; weights are read once for the batch."""
     sizes = (batch, config.heads, config.kv_heads, [context] * batch, config.head_dim, dtype)
-    attention = attention_work(config, context, dtype) * batch
-    kept = {
-        "int8": quantized.work,
-        "fp8": quantized.work,
-        "paged": partial(paged.work, page_size=PAGE),
-    }
-    if variant in kept:
-        attention = kept[variant](*sizes) * config.layers
-    one = step_work(config, context, dtype)
-    kv = config.kv_bytes_per_token(dtype.itemsize) * context
-    flops = (one.flops - attention_work(config, context, dtype).flops) * batch + attention.flops
-    return Work(flops, one.read - kv + attention.read, one.written * batch), attention
+    if variant == "paged":
+        attention = paged.work(*sizes, page_size=PAGE) * config.layers
+    else:
+        attention = (decode if variant == "bf16" else quantized).work(*sizes) * config.layers
+    one, dense = step_work(config, context, dtype), attention_work(config, context, dtype)
+    weights = one.read - config.kv_bytes_per_token(dtype.itemsize) * context
+    flops = (one.flops - dense.flops) * batch + attention.flops
+    return Work(flops, weights + attention.read, one.written * batch), attention
 
 
 def measure(writer, preset: str, llama, batch: int, context: int) -> None:
