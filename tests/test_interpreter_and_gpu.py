@@ -1,8 +1,10 @@
 """What the interpreter computes, a GPU computes too: bit by bit for casts, closely for products."""
 
 import pytest
-import test_interpreter as interpreted
+import test_interpreter_arithmetic as arithmetic
+import test_interpreter_casts as casts
 import torch
+from interpreted import NARROW
 
 from kernelbook import backend, checks, meter
 
@@ -12,43 +14,43 @@ pytestmark = pytest.mark.skipif(
 WIDE = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def on_gpu(values, dtype, kernel=interpreted.cast):
+def on_gpu(values, dtype, kernel=casts.cast):
     out = torch.empty(values.shape, dtype=dtype, device="cuda")
     kernel[(-(-values.numel() // 1024),)](values.cuda(), out, values.numel(), BLOCK=1024)
     return out.cpu()
 
 
 @pytest.mark.parametrize("source", WIDE, ids=str)
-@pytest.mark.parametrize("dtype", interpreted.NARROW, ids=str)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_casts_to_narrow_types(source, dtype):
-    values = interpreted.awkward_values(dtype).to(source)
+    values = casts.awkward_values(dtype).to(source)
     if source != dtype:
-        assert interpreted.same(interpreted.run_cast(values, dtype), on_gpu(values, dtype))
+        assert casts.same(casts.run_cast(values, dtype), on_gpu(values, dtype))
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-@pytest.mark.parametrize("source", interpreted.NARROW, ids=str)
+@pytest.mark.parametrize("source", NARROW, ids=str)
 def test_every_narrow_code_widens(source, dtype):
-    codes = interpreted.all_codes(source)
-    assert interpreted.same(interpreted.run_cast(codes, dtype), on_gpu(codes, dtype))
+    codes = casts.all_codes(source)
+    assert casts.same(casts.run_cast(codes, dtype), on_gpu(codes, dtype))
 
 
 def test_bf16_arithmetic():
     a, b = torch.randn(1024).bfloat16(), torch.randn(1024).bfloat16()
     here = torch.empty(16, 1024, dtype=torch.bfloat16)
     there = torch.empty_like(here, device="cuda")
-    interpreted.arithmetic[(1,)](a, b, here, BLOCK=1024)
-    interpreted.arithmetic[(1,)](a.cuda(), b.cuda(), there, BLOCK=1024)
+    arithmetic.arithmetic[(1,)](a, b, here, BLOCK=1024)
+    arithmetic.arithmetic[(1,)](a.cuda(), b.cuda(), there, BLOCK=1024)
     # exp and log are approximations on the GPU: one bf16 step where they round differently
     assert checks.relative_error(there.cpu(), here.double()) < 2**-8
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, *interpreted.NARROW, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, *NARROW, torch.float32], ids=str)
 def test_products(dtype):
     a, b = torch.randn(64, 256).to(dtype), torch.randn(256, 64).to(dtype)
     here, there = torch.empty(64, 64), torch.empty(64, 64, device="cuda")
-    interpreted.matmul[(1,)](a, b, here, 64, 256, BLOCK=64)
-    interpreted.matmul[(1,)](a.cuda(), b.cuda(), there, 64, 256, BLOCK=64)
+    arithmetic.matmul[(1,)](a, b, here, 64, 256, BLOCK=64)
+    arithmetic.matmul[(1,)](a.cuda(), b.cuda(), there, 64, 256, BLOCK=64)
     truth = a.double() @ b.double()
     errors = [checks.relative_error(x.cpu(), truth) for x in (here, there)]
     assert max(errors) < 2 * min(errors) + 1e-6  # fp32 without "ieee" is tf32 in both
