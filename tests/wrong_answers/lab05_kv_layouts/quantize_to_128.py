@@ -1,0 +1,31 @@
+"""Divides the largest number by 128.
+
+cell: lab05_task3
+points: 0
+says: the largest number is divided by 128
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def quantize_kernel(x, codes, scale, rows, ROWS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = row[:, None] * 64 + tl.arange(0, 64)[None, :]
+    values = tl.load(x + at, mask=row[:, None] < rows, other=0.0).to(tl.float32)
+    factor = tl.max(tl.abs(values), axis=1) / 128
+    factor = tl.where(factor == 0, 1.0, factor)
+    nearest = tl.floor(values / factor[:, None] + 0.5)
+    tl.store(codes + at, nearest.to(tl.int8), mask=row[:, None] < rows)
+    tl.store(scale + row, factor, mask=row < rows)
+
+
+def quantize(x):
+    """x [batch, kv_heads, tokens, 64] -> codes like x, scale [batch, kv_heads, tokens]."""
+    codes = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    rows = scale.numel()
+    quantize_kernel[(triton.cdiv(rows, 16),)](x, codes, scale, rows, ROWS=16)
+    return codes, scale
