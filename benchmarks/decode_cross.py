@@ -26,12 +26,15 @@ def shape_of(queries: int, keys: int) -> dict:
 
 
 def cudnn(queries: int, keys: int):
-    """(call, how it masks): a mask in memory unless there is nothing to hide or to align."""
+    """(call, how it masks): numbers to add from memory, unless there is nothing to align.
+
+    They have the queries' dtype: True and False would be converted at every call.
+    """
     if queries in (1, keys):
         causal = queries > 1
         return partial(bench.cudnn, is_causal=causal), "causal" if causal else "none"
-    visible = torch.ones(queries, keys, dtype=torch.bool, device=backend.DEVICE)
-    return partial(bench.cudnn, attn_mask=visible.tril(keys - queries)), "dense"
+    mask = torch.full((queries, keys), -torch.inf, dtype=bench.DTYPE, device=backend.DEVICE)
+    return partial(bench.cudnn, attn_mask=mask.triu(keys - queries + 1)), "dense"
 
 
 def flash(queries: int, keys: int):
