@@ -61,7 +61,8 @@ def split(q, k, v, **options):
 def tiles_of(shape: dict):
     """(tile of tokens, groups of programs) of the decode kernel for a shape."""
     rows = shape["query_heads"] // shape["kv_heads"] * shape["queries"]
-    tile = decode.config(rows, shape["head_dim"], DTYPE, DTYPE, backend.capability(device()))
+    sizes = (shape[name] for name in ("batch", "query_heads", "kv_heads", "head_dim", "queries"))
+    tile = decode.tile(*sizes, DTYPE, DTYPE, torch.device(device()))
     return tile.block_n, shape["batch"] * shape["kv_heads"] * -(-rows // tile.block_m)
 
 

@@ -12,6 +12,7 @@ from kernelbook.kernels._split_kv import merge_kernel, split_kv_kernel
 from kernelbook.work import Work
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+CPU = torch.device("cpu")
 MERGES = ("last", "kernel")
 COUNTERS = 8192  # groups that one launch may have where the last arriver merges
 MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
@@ -57,19 +58,36 @@ class Cache(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability) -> Config:
-    """Tiles for the rows of a group: K and V tiles of 32 KiB, as deep as shared memory goes."""
+def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability, few: bool = False) -> Config:
+    """Tiles for the rows of a group: K and V tiles of 32 KiB, as deep as shared memory goes.
+
+    few  fewer groups than SMs, so that each is split: tiles of 16 KiB waste less in short splits
+    """
     width = max(16, power_of_two(head_dim))
     block_m = max(16, min(64, power_of_two(rows)))
     if q_dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
         return Config(min(block_m, 16), 32 if width <= 128 else 16, 4, 2)
-    if kv_dtype.itemsize == 1:  # conversions take registers: smaller tiles, more programs an SM
-        return Config(block_m, 64, 4, 3)
+    if kv_dtype.itemsize == 1:
+        if width != head_dim or width > 128:  # more registers for each token
+            return Config(block_m, 64, 4, 3)
+        return Config(block_m, 64, 4, 4) if few else Config(block_m, 128, 4, 3)
     large = capability in ((8, 0), (9, 0), (10, 0))  # 163 to 227 KiB of shared memory; else 99
-    block_n = 128 if width * kv_dtype.itemsize <= 256 else 64
-    if not large and width * kv_dtype.itemsize >= 256:
+    row = width * kv_dtype.itemsize  # bytes
+    if large and few:
+        return Config(block_m, max(32, min(128, 16384 // row)), 4, 4)
+    block_n = 128 if row <= 256 else 64
+    if not large and row >= 256:
         block_n //= 2
     return Config(block_m, block_n, 4, 3 if large else 2)
+
+
+def tile(
+    batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device=CPU
+) -> Config:  # fmt: skip
+    """The tiles that a launch takes for these sizes."""
+    rows = query_heads // kv_heads * queries
+    few = batch * kv_heads * cdiv(rows, 64) < backend.sms(device)
+    return config(rows, head_dim, q_dtype, kv_dtype, backend.capability(device), few)
 
 
 @lru_cache(maxsize=4096)
@@ -244,12 +262,13 @@ def launch(
     lengths = device_lengths(lengths, batch, capacity, queries, causal, device)
 
     rows = query_heads // kv_heads * queries
-    tile = config(rows, head_dim, q.dtype, cache.k.dtype, backend.capability(device))
-    m_tiles = cdiv(rows, tile.block_m)
+    sizes = (batch, query_heads, kv_heads, head_dim, queries, q.dtype, cache.k.dtype, device)
+    chosen = tile(*sizes)
+    m_tiles = cdiv(rows, chosen.block_m)
     groups = batch * kv_heads * m_tiles
     if splits is None:
         sms = backend.sms(device)
-        splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms, tile.block_n)
+        splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms, chosen.block_n)
     if splits > 1 and merge == "last" and groups > COUNTERS:
         raise ValueError(f"merge='last' takes up to {COUNTERS} groups, got {groups}: use 'kernel'")
 
@@ -263,7 +282,7 @@ def launch(
         partial = partial_lse.new_empty(*partial_lse.shape, head_dim)
         arrivals = counters(device) if last else None
     chunk = min(power_of_two(splits), MERGED_AT_ONCE // width)
-    together = max(1, min(tile.block_m, power_of_two(rows), MERGED_AT_ONCE // (chunk * width)))
+    together = max(1, min(chosen.block_m, power_of_two(rows), MERGED_AT_ONCE // (chunk * width)))
     dependent = {"PDL": True, "launch_pdl": True} if has_dependent_launch(q) else {"PDL": False}
     items = groups * splits
     split_kv_kernel[(min(items, programs or items),)](
@@ -273,16 +292,16 @@ def launch(
         q.stride(), cache.k.stride(), cache.v.stride(),
         *((0, 0, 0) if x is None else x.stride() for x in (cache.k_scale, cache.v_scale)),
         (0, 0) if cache.table is None else cache.table.stride(),
-        HEAD_DIM=head_dim, WIDTH=width, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+        HEAD_DIM=head_dim, WIDTH=width, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         PAGE=cache.page, CAUSAL=causal, LAST=last,
         SPLIT=splits > 1, ROWS=together if last else 1, CHUNK=chunk if last else 1,
         PAIRS=has_pairs(q, cache), PERSISTENT=programs is not None,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent,
+        num_warps=chosen.num_warps, num_stages=chosen.num_stages, **dependent,
     )  # fmt: skip
     if splits > 1 and merge == "kernel":
         merge_kernel[(batch * kv_heads * rows,)](
             partial, partial_lse, out, lse, lengths, capacity, kv_heads, rows, splits,
-            HEAD_DIM=head_dim, WIDTH=width, BLOCK_N=tile.block_n,
+            HEAD_DIM=head_dim, WIDTH=width, BLOCK_N=chosen.block_n,
             CHUNK=chunk, num_warps=4, **dependent,
         )  # fmt: skip
     return (out, lse) if return_lse else out

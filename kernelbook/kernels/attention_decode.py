@@ -9,15 +9,15 @@ import torch
 
 from kernelbook import backend
 from kernelbook.kernels import _split_launch, attention_prefill
-from kernelbook.kernels._split_launch import Cache, choose_splits, config, merge_work
+from kernelbook.kernels._split_launch import Cache, choose_splits, merge_work, tile
 from kernelbook.work import Work
 
 __all__ = [
     "attention_decode",
     "choose_splits",
-    "config",
     "merge_work",
     "reference",
+    "tile",
     "tile_of",
     "work",
 ]
@@ -55,9 +55,9 @@ def work(
 
 def tile_of(q, k) -> int:
     """Tokens of a tile that `attention_decode` takes for these tensors."""
-    rows = q.shape[1] // k.shape[1] * q.shape[2]
-    capability = backend.capability(q.device)
-    return config(rows, q.shape[3], q.dtype, k.dtype, capability).block_n
+    batch, query_heads, queries, head_dim = q.shape
+    sizes = (batch, query_heads, k.shape[1], head_dim, queries, q.dtype, k.dtype, q.device)
+    return tile(*sizes).block_n
 
 
 def attention_decode(
