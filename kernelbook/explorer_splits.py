@@ -13,19 +13,20 @@ from functools import cached_property
 import ipywidgets as widgets
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from IPython.display import display
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from kernelbook import tables
+from kernelbook import backend, tables
 from kernelbook.chart_style import BLUE, SKY, canvas, number, styled
 from kernelbook.kernels import attention_decode
 from kernelbook.work import MACHINES
 
 __all__ = ["Plan", "plan", "splits_explorer", "splits_figure", "splits_table"]
 
-TILE = 128  # tokens
+GROUP, HEAD_DIM, DTYPE = 4, 128, torch.bfloat16  # what the launcher is asked about
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 IDLE = "#DDDDDD"
 
@@ -39,7 +40,7 @@ class Plan:
     kv_heads: int
     length: int
     splits: int  # asked for; `used` of them have tokens
-    tile: int = TILE
+    tile: int
     per_sm: int = 1
 
     @property
@@ -124,23 +125,33 @@ class Plan:
 
 def plan(
     batch=1, kv_heads=8, length=8192, machine="H200", splits: int | None = None,
-    tile: int = TILE, per_sm: int = 1,
+    tile: int | None = None, per_sm: int = 1,
 ) -> Plan:  # fmt: skip
     """The plan of a decode launch; print it.
 
     splits  runs that each sequence's KV is cut into; None: as `attention_decode` chooses
+    tile    tokens of a tile; None: as `attention_decode` chooses for bf16 heads of 128
     Raises ValueError for an unknown machine and for sizes below 1.
     """
     if machine not in MACHINES:
         raise ValueError(f"machine must be one of {', '.join(MACHINES)}; got {machine!r}")
-    sizes = {"batch": batch, "kv_heads": kv_heads, "length": length, "tile": tile, "per_sm": per_sm}
-    sizes |= {} if splits is None else {"splits": splits}
-    if any(size < 1 for size in sizes.values()):
+    sizes = {"batch": batch, "kv_heads": kv_heads, "length": length, "per_sm": per_sm}
+    sizes |= {"splits": splits, "tile": tile}
+    if any(size is not None and size < 1 for size in sizes.values()):
         raise ValueError(f"sizes are 1 or more, got {sizes}")
+    tile = tile or tile_on(machine, batch, kv_heads)
     if splits is None:
         slots = MACHINES[machine].sms * per_sm
         splits = attention_decode.choose_splits(batch, kv_heads, length, slots, tile)
     return Plan(machine, batch, kv_heads, length, splits, tile, per_sm)
+
+
+def tile_on(machine: str, batch: int, kv_heads: int) -> int:
+    """Tokens of a tile that `attention_decode` takes on a machine."""
+    one = MACHINES[machine]
+    with backend.assume(sms=one.sms, capability=one.capability):
+        sizes = batch, GROUP * kv_heads, kv_heads, HEAD_DIM, 1, DTYPE, DTYPE
+        return attention_decode.tile(*sizes).block_n
 
 
 def splits_table(batch=1, kv_heads=8, length=8192, machine="H200", counts=COUNTS) -> str:

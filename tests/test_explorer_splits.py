@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from kernelbook import backend, chart_style, explorer_splits, meter
+from kernelbook import backend, chart_style, explorer_splits, interpreter
 from kernelbook.kernels import _split_launch, attention_decode
 from kernelbook.work import MACHINES
 
@@ -44,12 +44,13 @@ def test_splits_are_those_of_the_kernel(**shape):
 def test_default_is_what_the_launcher_chooses(machine):
     one = explorer_splits.plan(2, 4, 3000, machine)
     sms = MACHINES[machine].sms
-    assert one.splits == attention_decode.choose_splits(2, 4, 3000, sms)
-    q = torch.randn(2, 4, 1, 16)
-    k, v = torch.randn(2, 2, 4, 3000, 16).half()
-    with backend.assume(sms=sms, capability=(9, 0)):
-        launch = meter.count(attention_decode.attention_decode, q.half(), k, v).kernels[0]
-    assert launch.programs == one.programs
+    q, k = torch.empty(2, 16, 1, 128).bfloat16(), torch.empty(2, 4, 3000, 128).bfloat16()
+    with (
+        backend.assume(sms=sms, capability=MACHINES[machine].capability),
+        interpreter.capture_launches() as launches,
+    ):
+        attention_decode.attention_decode(q, k, k)
+    assert launches[0].grid[0] == one.programs
 
 
 def test_hand_counted_plans():
@@ -57,7 +58,7 @@ def test_hand_counted_plans():
     one = explorer_splits.plan(18, 8, 4096, splits=1)
     assert (one.programs, one.idle_in_tail, one.time) == (144, 120, 64)
     assert one.in_use == pytest.approx(144 * 32 / (132 * 64))
-    last = explorer_splits.plan(1, 1, 5 * 128, splits=2)  # 3 tiles and 2
+    last = explorer_splits.plan(1, 1, 5 * 128, splits=2, tile=128)  # 3 tiles and 2
     assert (last.each, last.used, last.time) == (3, 2, 3)
     assert str(one).splitlines()[1:] == [
         "  1 split of 32 tiles: 144 programs, 1.09 waves, 120 of 132 places idle in the last turn",
