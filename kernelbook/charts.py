@@ -138,13 +138,10 @@ def _tracks(timelines) -> dict[str, list]:
 
 
 @styled
-def timeline(
-    timelines, title: str = "", caption: str = "", limit_us: float | None = None
-) -> Figure:
+def timeline(timelines, title: str = "", caption: str = "") -> Figure:
     """Kernels as blocks on a row a stream; what stays white between them is the GPU idle.
 
     timelines  a `timeline.Timeline`, a list of its events, or {name: either} to compare.
-    limit_us   draw the first so many microseconds only.
     """
     if not isinstance(timelines, Mapping):
         timelines = {"GPU": timelines}
@@ -163,7 +160,7 @@ def timeline(
     top = sorted(totals, key=totals.get, reverse=True)[:6]
     colors = dict(zip(top, PALETTE, strict=False))
     ends = [e.start_us - zero[id(e)] + e.duration_us for es in tracks.values() for e in es]
-    end = min(max(ends), limit_us or np.inf)
+    end = max(ends)
     unit, scale = ("ms", 1e-3) if end >= 5000 else ("µs", 1)
     busy = [
         f"{name}: busy {_busy_us(events) / _span_us(events):.0%}"

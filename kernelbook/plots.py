@@ -21,7 +21,7 @@ from kernelbook.chart_style import (
 )
 
 
-def series(rows: Sequence[dict], x: str | Callable, by: str = "variant", scale=1.0) -> dict:
+def series(rows: Sequence[dict], x: str | Callable, scale=1.0) -> dict:
     """Rows of records as the curves that `lines` draws: {variant: [(x, median, p10, p90), ...]}.
 
     x      a key of the row or of its shape, or a function of the row.
@@ -35,7 +35,7 @@ def series(rows: Sequence[dict], x: str | Callable, by: str = "variant", scale=1
     for row in sorted(rows, key=abscissa):
         median = row["median_us"]
         times = (median, row.get("p10_us", median), row.get("p90_us", median))
-        curves.setdefault(row[by], []).append((abscissa(row), *(t * scale for t in times)))
+        curves.setdefault(row["variant"], []).append((abscissa(row), *(t * scale for t in times)))
     return curves
 
 

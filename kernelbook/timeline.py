@@ -80,12 +80,11 @@ class Timeline:
     def busy_fraction(self) -> float:
         return self.busy_us / self.span_us if self.span_us else 0.0
 
-    def gaps(self, stream: int | None = None, at_least_us: float = 0.0) -> list[Gap]:
+    def gaps(self, at_least_us: float = 0.0) -> list[Gap]:
         """Idle times between the events of each stream, longest first."""
         streams = defaultdict(list)
         for event in self.device:
-            if stream is None or event.stream == stream:
-                streams[event.stream].append(event)
+            streams[event.stream].append(event)
         found = [gap for events in streams.values() for gap in _gaps_of(events)]
         found = [gap for gap in found if gap.duration_us > at_least_us]
         return sorted(found, key=lambda gap: -gap.duration_us)

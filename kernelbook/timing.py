@@ -268,14 +268,14 @@ def turn_order(names: list, turn: int) -> list:
     return names[start:] + names[:start]
 
 
-def host_us(fn: Callable, *, calls: int = 50, batches: int = 20) -> Timing:
+def host_us(fn: Callable, *, calls: int = 50) -> Timing:
     """The CPU's time to issue `fn()`, µs a call: the GPU is waited for outside the clock.
 
     Keep `calls` times the launches of one call below 1000, where a full queue blocks the CPU.
     """
     _need_gpu()
     samples = []
-    for batch in range(batches + 2):
+    for batch in range(22):  # the first two warm up
         _synchronize()
         began = perf_counter()
         for _ in range(calls):

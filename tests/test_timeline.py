@@ -62,7 +62,6 @@ def test_span_busy_and_gaps(known):
     longest = known.gaps()[0]
     assert (longest.before, longest.after, longest.start_us) == ("add", "matmul", 80.0)
     assert len(known.gaps(at_least_us=10)) == 2
-    assert known.gaps(stream=20) == []
 
 
 def test_shares_sum_to_one_and_name_the_largest(known):
