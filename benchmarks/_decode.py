@@ -44,6 +44,11 @@ def inputs(shape: dict) -> tuple[torch.Tensor, ...]:
     return random(*q), random(*kv), random(*kv)
 
 
+def small(shape: dict) -> dict:
+    """The shape with few keys: the same kernel, as tiles depend on all but the length."""
+    return {**shape, "lengths": max(256, shape["queries"])}
+
+
 def work_of(shape: dict):
     """Useful work; `causal` counts the visible pairs only."""
     known = {"batch", "queries", "lengths", *HEADS, "causal"}
@@ -62,7 +67,7 @@ def tiles_of(shape: dict):
     """(tile of tokens, groups of programs) of the decode kernel for a shape."""
     rows = shape["query_heads"] // shape["kv_heads"] * shape["queries"]
     sizes = (shape[name] for name in ("batch", "query_heads", "kv_heads", "head_dim", "queries"))
-    tile = decode.tile(*sizes, DTYPE, DTYPE, torch.device(device()))
+    tile = decode.tile(*sizes, DTYPE, DTYPE, device())
     return tile.block_n, shape["batch"] * shape["kv_heads"] * -(-rows // tile.block_m)
 
 
@@ -134,9 +139,8 @@ def answer64(q, k, v, causal: bool = False) -> torch.Tensor:
 
 def expected(q, k, v, *_, causal: bool = False) -> torch.Tensor:
     """The sampled sequences, as `_rotated` compares them."""
-    some = sorted(set(_rotated.sample(len(q))))
-    answer = answer64(q[some], k[some], v[some], causal)
-    return answer if len(some) > 1 else torch.cat([answer, answer])
+    some = _rotated.sample(len(q))
+    return answer64(q[some], k[some], v[some], causal)
 
 
 # --- times and rows ------------------------------------------------------------------------

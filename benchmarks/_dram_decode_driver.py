@@ -20,7 +20,7 @@ from kernelbook.work import Work
 
 PAGE = 16
 # batch and tokens: 1 GiB of bf16 KV; int8 has half the bytes a token, so twice the batch
-SIZES = {"large": (16, 16384), "small": (2, 64)}
+SIZES = {"large": (32, 8192), "small": (2, 64)}
 GROUPS = (4, 8)
 
 

@@ -122,13 +122,15 @@ def line(shape: dict, us: dict) -> str:
 
 def compile_all() -> None:
     """Every kernel of the map once, on few keys with the numbers of splits of the real shapes."""
-    calls = {}
-    for shape in shapes():
-        small = inputs({**shape, "batch": 1, "lengths": 512})
-        for splits in {1, bench.chosen_splits(shape)}:
-            for call in (contiguous, on_pages):
-                calls[call, shape["kv_heads"], splits] = partial(call, splits, *small)
-    _warm.compile_all(list(calls.values()))
+    kinds = {}
+    for shape in shapes():  # one of a kind: tiles, heads and splits
+        for splits in (1, bench.chosen_splits(shape)):
+            kinds[shape["kv_heads"], bench.tiles_of(shape)[0], splits] = shape
+    calls = []
+    for (_, _, splits), shape in kinds.items():
+        tensors = inputs(bench.small(shape))
+        calls += [partial(call, splits, *tensors) for call in (contiguous, on_pages)]
+    _warm.compile_all(calls)
 
 
 def run(writer) -> None:

@@ -81,9 +81,12 @@ def row(writer, shape: dict, splits: int) -> dict:
 
 
 def compile_all() -> None:
-    small = bench.inputs(bench.shape_of(1, 512))
-    merges = [(n, merge) for n in SPLITS for merge in ("last", "kernel")]
-    _warm.compile_all([partial(bench.split, *small, splits=n, merge=merge) for n, merge in merges])
+    calls = []
+    for batch, length in ROWS:
+        tensors = bench.inputs(bench.small(bench.shape_of(batch, length)))
+        for splits in SPLITS:
+            calls += [partial(call, *tensors) for call in variants(splits).values()]
+    _warm.compile_all(calls)
 
 
 def run(writer) -> None:

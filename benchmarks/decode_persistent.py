@@ -45,10 +45,11 @@ def extra(shape: dict) -> dict:
 
 
 def compile_all() -> None:
-    small = bench.inputs(bench.shape_of(1, 512))
-    splits = {n for shape in shapes() for n in splits_of(shape).values()}
-    calls = [partial(bench.split, *small, splits=n) for n in sorted(splits)]
-    _warm.compile_all([*calls, partial(bench.split, *small, splits=1, persistent=True)])
+    calls = []
+    for shape in shapes():
+        tensors = bench.inputs(bench.small(shape))
+        calls += [partial(call, *tensors) for call in variants(shape).values()]
+    _warm.compile_all(calls)
 
 
 def run(writer) -> None:

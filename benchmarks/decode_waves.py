@@ -44,13 +44,13 @@ def extra(shape: dict) -> dict:
 
 
 def compile_all() -> None:
-    """Every number of splits once, and the other kernels."""
-    small = bench.inputs(bench.shape_of(1, 512))
-    splits = {bench.chosen_splits(shape) for shape in shapes()}
-    calls = [partial(bench.split, *small, splits=n) for n in sorted(splits)]
-    _warm.compile_all(
-        [*calls, partial(attention_prefill, *small), partial(attention_naive, *small)]
-    )
+    """Each variant of each shape, on few keys."""
+    calls = []
+    for shape in shapes():
+        tensors, all_calls = bench.inputs(bench.small(shape)), variants(shape)
+        own = [call for name, call in all_calls.items() if name not in bench.PEERS]
+        calls += [partial(call, *tensors) for call in own]
+    _warm.compile_all(calls)
 
 
 def run(writer) -> None:
