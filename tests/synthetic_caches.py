@@ -13,7 +13,6 @@ from kernelbook.kernels import (
     kv_quantize,
 )
 
-CONFIG = model.LlamaConfig(61, 48, 80, 2, 4, 2, 16, context=256)
 SPLIT = partial(model.SplitCache, attention=attention_decode.reference)
 PAGED = partial(model.PagedCache, attention=attention_paged.reference)
 QUANTIZED = partial(
@@ -38,3 +37,12 @@ def made(cache, llama, batch: int, capacity: int, **options):
 def tokens(batch: int, length: int, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(61, (batch, length), generator=generator)
+
+
+def filled(cache, llama):
+    """The cache after a prompt of 9 tokens, a chunk of 3 and a step."""
+    text = tokens(2, 13)
+    with torch.inference_mode():
+        for part in (text[:, :9], text[:, 9:12], text[:, 12:]):
+            llama(part, cache=cache)
+    return cache
