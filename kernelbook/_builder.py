@@ -14,6 +14,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernelbook import _builder_memory as memory
 from kernelbook._access import Running, computed, multiplied
+from kernelbook._fma import fused
 from kernelbook._lowfloat import FORMATS, decode
 from kernelbook._values import codes, convert, fits, format_of, numpy_dtype
 
@@ -103,9 +104,11 @@ def create_erf(self, arg):
 
 
 def create_fma(self, x, y, z):
-    if z.dtype.scalar.is_floating():
-        computed(z.data.size, "fma")  # and once more below: a multiplication and an addition
-    return _finish(np.add, x.data * y.data + z.data, z.dtype, counted=True)
+    if not z.dtype.scalar.is_floating():
+        return _finish(np.add, x.data * y.data + z.data, z.dtype, counted=False)
+    computed(z.data.size, "fma")  # and once more below: a multiplication and an addition
+    narrow = format_of(z.dtype) is not None
+    return _finish(np.add, fused(x.data, y.data, z.data, odd=narrow), z.dtype, counted=True)
 
 
 def create_minnumf(self, lhs, rhs):

@@ -25,6 +25,18 @@ def element_of(pointers: TensorHandle):
     return pointers.get_element_ty()
 
 
+def _undefined(element, shape) -> np.ndarray:
+    """What a load without `other` leaves in masked lanes: on a GPU anything, here what shows.
+
+    NaN for floats, bytes of 0x5A for whole numbers (90, 1515870810, ...): zeros would hide that
+    the kernel uses them.
+    """
+    if element.is_floating():
+        return codes(element, np.full(shape, np.nan, numpy_dtype(element)))
+    code = code_dtype(element)
+    return np.full(shape, int.from_bytes(b"\x5a" * code.itemsize, "little"), code)
+
+
 def create_load(self, pointers, *_, **__):
     return create_masked_load(self, pointers, None, None)
 
@@ -40,7 +52,7 @@ def create_masked_load(self, pointers, mask, other, *_, **__):
     shape = pointers.data.shape
     if active is None:
         active = np.ones(shape, bool)
-    otherwise = np.zeros(shape, code) if other is None else codes(element, other.data)
+    otherwise = _undefined(element, shape) if other is None else codes(element, other.data)
     found = memory.load(pointers.data, active, otherwise, code)
     form = format_of(element)
     return TensorHandle(decode(form, found) if form else found, element)

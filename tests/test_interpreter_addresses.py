@@ -163,3 +163,63 @@ def test_block_pointers_silently(capfd):
     with pytest.raises(interpreter.AccessError, match="load of source at element 2000"):
         copy_by_block_pointer[(4,)](x, out, 50, 40, CHECK=(1,))
     assert capfd.readouterr().err == ""
+
+
+# --- masked lanes of a load without `other`
+
+
+@triton.jit
+def sum_of_all_lanes(x, out, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out, tl.sum(tl.load(x + i, mask=i < n, other=OTHER)))
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+FLOATS += [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_missing_other_shows_as_nan(dtype):
+    x, out = torch.ones(10).to(dtype), torch.zeros(1)
+    sum_of_all_lanes[(1,)](x, out, 10, 0.0, BLOCK=16)
+    assert out.item() == 10
+    sum_of_all_lanes[(1,)](x, out, 10, None, BLOCK=16)
+    assert out.isnan().all()
+    sum_of_all_lanes[(1,)](torch.ones(16).to(dtype), out, 16, None, BLOCK=16)  # no masked lane
+    assert out.item() == 16
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_a_missing_other_of_whole_numbers_shows_too(dtype):
+    x, out = torch.ones(15, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    sum_of_all_lanes[(1,)](x, out, 15, 0, BLOCK=16)
+    assert out.item() == 15
+    sum_of_all_lanes[(1,)](x, out, 15, None, BLOCK=16)
+    bytes_of_5a = int.from_bytes(b"\x5a" * dtype.itemsize, "little")
+    assert out.item() in (15 + bytes_of_5a, 15 + bytes_of_5a - 2**64)
+
+
+@triton.jit
+def follow(table, x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + tl.load(table + i, mask=i < n)), mask=i < n)
+
+
+def test_an_index_of_a_masked_lane_leads_nowhere():
+    table, x, out = torch.zeros(10, dtype=torch.int32), torch.ones(4), torch.zeros(10)
+    with pytest.raises(interpreter.AccessError, match="load of x at element 1515870810"):
+        follow[(1,)](table, x, out, 10, BLOCK=16)
+
+
+@triton.jit
+def block_without_padding(x, out, rows):
+    source = tl.make_block_ptr(x, (rows,), (1,), (0,), (16,), (0,))
+    tl.store(out, tl.sum(tl.load(source, boundary_check=(0,))))
+
+
+def test_a_block_pointer_without_padding_shows_too():
+    out = torch.zeros(1)
+    block_without_padding[(1,)](torch.ones(16), out, 16)
+    assert out.item() == 16
+    block_without_padding[(1,)](torch.ones(10), out, 10)
+    assert out.isnan().all()
