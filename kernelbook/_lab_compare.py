@@ -10,8 +10,8 @@ from kernelbook.checks import relative_error
 # Nothing else is compared: an object may claim to equal everything.
 PLAIN = (int, float, bool, str, type(None), torch.dtype)
 NAN_HINT = (
-    "NaN comes from -inf - (-inf), from 0 / 0, or from an element that no kernel wrote "
-    "(fresh memory is NaN in these tests)"
+    "NaN comes from -inf - (-inf), from 0 / 0, from a masked tl.load without other=, or from an "
+    "element that no kernel wrote (fresh memory is NaN in these tests)"
 )
 FIRST_THE_RESULT = "this counts where the result is right: mend that first"
 # Tensors that `close` or `same` found right, by id.

@@ -115,8 +115,8 @@ def check(
     not_finite = int((~finite).sum())
     if not_finite:
         raise AssertionError(
-            f"{not_finite} of {out.numel()} elements are NaN or infinite: never written, a row "
-            "without any key, or an overflow?"
+            f"{not_finite} of {out.numel()} elements are NaN or infinite: never written, a masked "
+            "load without other=, a row without any key, or an overflow?"
         )
     error = relative_error(out, reference)
     row_error, row = worst_row(out, reference)
