@@ -97,12 +97,16 @@ def test_a_cuda_error_is_not_swallowed(monkeypatch):
         _rotated.passing({"broken": broken}, (torch.ones(2),))
 
 
-def test_last_sequence_is_checked_too():
+def test_last_sequence_is_checked_too(dry):  # noqa: F811
     """Only the last sequence's length is ignored: the first one alone would look right."""
     lengths = torch.tensor([64, 64, 32], dtype=torch.int32)
-    q, k, v = (torch.randn(3, 2, n, 16, dtype=torch.bfloat16) for n in (1, 64, 64))
-    expected = {"all": lambda *x: _kv.attended(*x, lengths)}
-    assert not _rotated.passing({"all": _kv.decode.attention_decode}, (q, k, v), expected)
+    inputs = [torch.randn(3, 2, n, 16, dtype=torch.bfloat16) for n in (1, 64, 64)]
+    calls = {
+        "right": lambda *x: _kv.decode.attention_decode(*x, lengths),
+        "wrong": _kv.decode.attention_decode,
+    }
+    expected = dict.fromkeys(calls, lambda *x: _kv.attended(*x, lengths))
+    assert list(_rotated.passing(calls, inputs, expected)) == ["right"]
 
 
 @pytest.mark.skipif(backend.GPU, reason="measures where there is a GPU")

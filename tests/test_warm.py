@@ -38,7 +38,11 @@ def test_compiled_kernels_lie_in_the_cache_and_none_ran(tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-c", COMPILES], capture_output=True, text=True, env=environment
+        [sys.executable, "-c", COMPILES],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
     )
     assert done.stdout.split() == ["['CompiledKernel',", "'CompiledKernel']"], done.stderr
     assert len(list(tmp_path.rglob("*.cubin"))) == 2
