@@ -66,6 +66,14 @@ class Children(Executor):
                 future.set_exception(error)
 
 
+RUN = JITFunction.run
+
+
+def is_compiling() -> bool:
+    """Whether launches are only compiled now: what compiles by itself had better not run."""
+    return JITFunction.run is not RUN
+
+
 @contextlib.contextmanager
 def compiling():
     """Within it, launches of Triton kernels are compiled, all at once, and none of them runs."""

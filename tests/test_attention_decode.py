@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelbook import backend, checks, compiled, meter, model
-from kernelbook.kernels import _split_kv, _split_launch
+from kernelbook.kernels import _split_launch
 from kernelbook.kernels import attention_decode as decode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -307,7 +307,8 @@ def test_compiles_within_each_gpus_shared_memory(monkeypatch):
     reports = compiled.compile_launches(
         lambda: [call(*qkv, int32([1000]), **options) for qkv, options in sets], targets=[80, 90]
     )
-    assert [report.refusal for report in reports] == [None] * 6
+    assert {report.kernel for report in reports} == {"split_kv_kernel", "merge_kernel"}
+    assert not any(report.refusal for report in reports)
     assert max(report.spill_bytes for report in reports) <= 64
 
 
@@ -322,11 +323,13 @@ def test_other_forms_compile_for_hopper():
         decode.attention_decode(*wide)
 
     reports = compiled.compile_launches(call, targets=[90])
-    assert [report.refusal for report in reports] == [None] * 3
+    assert {report.kernel for report in reports} == {"split_kv_kernel", "merge_kernel"}
+    assert not any(report.refusal for report in reports)
 
 
 # --- planted faults turn the checks red ----------------------------------------------------
 
+KERNELS = Path(decode.__file__).parent
 FAULTS = {
     "merge without weights": ("results * weight[:, :, None]", "results"),
     "no rescale": ("acc = acc * rescale[:, None]\n", "acc = acc * 1.0\n"),
@@ -336,16 +339,25 @@ FAULTS = {
 }
 
 
-def plant(fault: tuple[str, str], folder: Path, patch) -> None:
-    """Launch kernels of `_split_kv` with one place of it changed."""
-    text = Path(_split_kv.__file__).read_text()
-    assert text.count(fault[0]) == 1, f"{fault[0]!r} must stand in _split_kv.py exactly once"
-    file = folder / "split_kv_edited.py"
-    file.write_text(text.replace(*fault))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+def load(name: str, text: str, folder: Path, patch):
+    """A module of this name and text; Triton reads a kernel's source from its file."""
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
-    patch.setitem(sys.modules, file.stem, module)
+    patch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
+    return module
+
+
+def plant(fault: tuple[str, str], folder: Path, patch) -> None:
+    """Launch kernels with one place changed, of `_split_kv` or of the pieces it is made of."""
+    texts = {name: (KERNELS / f"{name}.py").read_text() for name in ("_kv_tiles", "_split_kv")}
+    count = sum(text.count(fault[0]) for text in texts.values())
+    assert count == 1, f"{fault[0]!r} must stand in one place, is in {count}"
+    for name, text in texts.items():
+        imported = "from kernelbook.kernels._kv_tiles import", "from kv_tiles_edited import"
+        module = load(f"{name[1:]}_edited", text.replace(*fault).replace(*imported), folder, patch)
     patch.setattr(_split_launch, "split_kv_kernel", module.split_kv_kernel)
     patch.setattr(_split_launch, "merge_kernel", module.merge_kernel)
 

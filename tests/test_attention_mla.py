@@ -249,6 +249,7 @@ def launching(heads, dtype, page, int8=False):
         (128, torch.bfloat16, None, False, 90),
         (16, torch.bfloat16, 64, False, 90),
         (16, torch.bfloat16, None, True, 80),
+        (128, torch.bfloat16, 64, True, 90),
         (16, torch.float32, None, False, 90),
     ],
     ids=str,
@@ -257,6 +258,7 @@ def test_compiles_within_each_gpus_shared_memory(heads, dtype, page, int8, targe
     monkeypatch.setattr(
         _split_launch, "has_dependent_launch", lambda q: backend.capability() >= (9, 0)
     )
+    monkeypatch.setattr(mla, "has_pairs", lambda *_: True)
     reports = compiled.compile_launches(launching(heads, dtype, page, int8), targets=[target])
     assert [report.refusal for report in reports] == [None] * 2
     assert max(report.spill_bytes for report in reports) <= 64

@@ -206,7 +206,8 @@ def test_compiles_within_each_gpus_shared_memory():
         lambda: [paged.attention_paged(*tensors, int32([300])) for tensors in sets],
         targets=[80, 90],
     )
-    assert [report.refusal for report in reports] == [None] * 6
+    assert {report.kernel for report in reports} == {"split_kv_kernel", "merge_kernel"}
+    assert not any(report.refusal for report in reports)
     assert max(report.spill_bytes for report in reports) <= 256
 
 

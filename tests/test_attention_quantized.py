@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_attention_decode import DTYPES, MERGES, devices, int32, plant
 from test_attention_paged import pool_of
 
-from kernelbook import checks, compiled, meter
+from kernelbook import backend, checks, compiled, meter
 from kernelbook.kernels import _split_launch
 from kernelbook.kernels import attention_decode as decode
 from kernelbook.kernels import attention_quantized as quantized
@@ -160,7 +160,32 @@ def test_meter_equals_work_on_pages():
 
 
 @codes
-def test_compiles_within_each_gpus_shared_memory(to):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_every_code_is_exact_in_pairs(to, dtype):
+    """Values 1 to 256 apart are told apart: each code stands in even and in odd columns."""
+    if not backend.GPU:
+        pytest.skip("no GPU: codes were not read in pairs")
+    bits = torch.arange(256, device="cuda").to(torch.uint8).view(to)
+    bits = bits[~bits.float().isnan()]
+    ones = torch.ones(1, 1, 1, device="cuda")
+    q = torch.zeros(1, 1, 1, 64, dtype=dtype, device="cuda")
+    for column in (0, 63):
+        v = torch.zeros(len(bits), 1, 1, 64, device="cuda").to(to)
+        v[..., column] = bits[:, None, None]
+        scale = ones.expand(len(bits), 1, 1).contiguous()
+        queries = q.expand(len(bits), -1, -1, -1).contiguous()
+        assert _split_launch.has_pairs(queries, _split_launch.Cache(v, v, scale, scale))
+        out = quantized.attention_quantized(queries, v, v, scale, scale)  # one token: out = v
+        assert torch.equal(out[:, 0, 0].float(), v[:, 0, 0].float())
+
+
+@codes
+@pytest.mark.parametrize("pairs", [False, True], ids=["plain", "pairs"])
+def test_compiles_within_each_gpus_shared_memory(to, pairs, monkeypatch):
+    monkeypatch.setattr(_split_launch, "has_pairs", lambda *_: pairs)
+    monkeypatch.setattr(
+        _split_launch, "has_dependent_launch", lambda q: pairs and backend.capability() >= (9, 0)
+    )
     tensors = inputs(1, 8, 2, 256, 128, torch.bfloat16, to)
     pages = inputs(4, 8, 2, 16, 128, torch.bfloat16, to)[1:]
     table, lengths = int32([[0, 1, 2, 3]]), int32([50])
@@ -171,7 +196,8 @@ def test_compiles_within_each_gpus_shared_memory(to):
 
     targets = [80, 90] if to == torch.int8 else [89, 90]
     reports = compiled.compile_launches(call, targets=targets)
-    assert [report.refusal for report in reports] == [None] * 4
+    assert {report.kernel for report in reports} == {"split_kv_kernel", "merge_kernel"}
+    assert not any(report.refusal for report in reports)
     assert max(report.spill_bytes for report in reports) <= 64
 
 

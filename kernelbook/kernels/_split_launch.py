@@ -12,7 +12,6 @@ from kernelbook.kernels._split_kv import merge_kernel, split_kv_kernel
 from kernelbook.work import Work
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-CPU = torch.device("cpu")
 MERGES = ("last", "kernel")
 COUNTERS = 8192  # groups that one launch may have where the last arriver merges
 MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
@@ -82,7 +81,7 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability, few: bool = 
 
 
 def tile(
-    batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device=CPU
+    batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device
 ) -> Config:  # fmt: skip
     """The tiles that a launch takes for these sizes."""
     rows = query_heads // kv_heads * queries
