@@ -5,7 +5,7 @@ import pytest
 import torch
 from other_roads_lab04 import OTHER_ROADS
 
-from kernelbook import meter
+from kernelbook import compiled, meter
 from kernelbook.kernels.attention_decode import attention_decode
 
 LAB = "lab04_split_kv_decode"
@@ -107,3 +107,13 @@ def test_a_row_of_length_0_is_0(names):
     q, k = torch.ones(1, 2, 64), torch.full((1, 1, 64, 64), float("nan"))
     out = names["decode"](q, k, k, torch.zeros(1, dtype=torch.int32), 3)
     assert out.tolist() == torch.zeros(1, 2, 64).tolist()
+
+
+def test_the_kernel_to_start_from_is_right_and_compiles(names):
+    q, k = torch.randn(2, 6, 64), torch.randn(2, 2, 100, 64)
+    lengths = torch.tensor([100, 31], dtype=torch.int32)
+    want = attention_decode(q[:, :, None], k, k, lengths)[:, :, 0]
+    assert torch.allclose(names["attend_by_head"](q, k, k, lengths), want, atol=1e-5)
+    half = q.half(), k.half(), k.half(), lengths
+    reports = compiled.compile_launches(lambda: names["attend_by_head"](*half), targets=(80, 90))
+    assert [report.refusal for report in reports] == [None, None]
