@@ -63,19 +63,22 @@ def split(q, k, v, **options):
     return decode.attention_decode(q, k, v, **options)
 
 
+def sizes_of(shape: dict) -> tuple:
+    """What the decode launcher chooses by."""
+    sizes = (shape[name] for name in ("batch", "query_heads", "kv_heads", "head_dim", "queries"))
+    return *sizes, DTYPE, DTYPE, device()
+
+
 def tiles_of(shape: dict):
     """(tile of tokens, groups of programs) of the decode kernel for a shape."""
     rows = shape["query_heads"] // shape["kv_heads"] * shape["queries"]
-    sizes = (shape[name] for name in ("batch", "query_heads", "kv_heads", "head_dim", "queries"))
-    tile = decode.tile(*sizes, DTYPE, DTYPE, device())
+    tile = decode.tile(*sizes_of(shape))
     return tile.block_n, shape["batch"] * shape["kv_heads"] * -(-rows // tile.block_m)
 
 
-def chosen_splits(shape: dict) -> int:
-    """The number of splits that `attention_decode` chooses by itself."""
-    tile, groups = tiles_of(shape)
-    kv_heads = shape["kv_heads"]
-    return decode.choose_splits(groups // kv_heads, kv_heads, shape["lengths"], sms(), tile)
+def chosen_splits(shape: dict, page: int = 0) -> int:
+    """The number of splits that the decode launcher chooses by itself."""
+    return decode.default_splits(*sizes_of(shape), shape["lengths"], page)
 
 
 def programs(shape: dict, splits: int) -> int:

@@ -69,10 +69,15 @@ def expected_on_pages(q, k, v, table, lengths):
 EXPECTED = {"contiguous": bench.expected, "paged": expected_on_pages}
 
 
+def splits_of(shape: dict, layout: str) -> int:
+    return bench.chosen_splits(shape, PAGE if layout == "paged" else 0)
+
+
 def variants(shape: dict) -> dict:
     """(layout, variant) -> call."""
-    splits, calls = bench.chosen_splits(shape), {}
+    calls = {}
     for layout, call in (("contiguous", contiguous), ("paged", on_pages)):
+        splits = splits_of(shape, layout)
         calls[layout, "split"] = partial(call, splits)
         if splits > 1:
             calls[layout, "one_split"] = partial(call, 1)
@@ -98,7 +103,7 @@ def cell(writer, shape: dict) -> str:
     for (layout, variant), timing in found.items():
         extra = {}
         if variant not in bench.PEERS:
-            splits = bench.chosen_splits(shape) if variant == "split" else 1
+            splits = splits_of(shape, layout) if variant == "split" else 1
             extra = {"splits": splits, "programs": bench.programs(shape, splits)}
             extra["sms"] = bench.sms()
         bench.add(

@@ -115,9 +115,8 @@ def times_of(call, functions: dict) -> dict:
 
 def splits_of(config, context: int, cache) -> dict:
     """Splits that the own decode kernels take."""
-    q = cache.k.new_empty(1, config.heads, 1, config.head_dim)
-    tile = decode.tile_of(q, cache.k[0])
-    chosen = decode.choose_splits(1, config.kv_heads, context, backend.sms(q.device), tile)
+    sizes = (1, config.heads, config.kv_heads, config.head_dim, 1)
+    chosen = decode.default_splits(*sizes, *[cache.k.dtype] * 2, cache.k.device, context)
     return {"split_kv": {"splits": chosen}, "one_split": {"splits": 1}}
 
 

@@ -1,6 +1,7 @@
 """Split-KV decode: right for every length, split and merge, counted exactly, compiled."""
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelbook import backend, checks, compiled, meter, model
-from kernelbook.kernels import _split_launch
+from kernelbook.kernels import _split_launch, _splits
 from kernelbook.kernels import attention_decode as decode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -240,8 +241,9 @@ def test_a_causal_sequence_holds_its_queries():
 
 @pytest.mark.parametrize(
     "batch, kv_heads, length, splits",
-    [(1, 8, 1024, 8), (1, 8, 2048, 8), (1, 8, 8192, 16), (1, 8, 32768, 16), (8, 8, 2048, 2),
-     (8, 8, 8192, 2), (64, 8, 2048, 1), (1, 1, 32768, 128), (1, 8, 1, 1), (1, 8, 129, 2)],
+    [(1, 8, 1024, 8), (1, 8, 2048, 16), (1, 8, 8192, 16), (1, 8, 32768, 16), (8, 8, 2048, 2),
+     (8, 8, 8192, 2), (64, 8, 2048, 1), (18, 8, 4096, 4), (1, 1, 32768, 128), (1, 8, 1, 1),
+     (1, 8, 129, 2)],
 )  # fmt: skip
 def test_choose_splits_fills_an_h200(batch, kv_heads, length, splits):
     assert decode.choose_splits(batch, kv_heads, length, sms=132) == splits
@@ -250,10 +252,23 @@ def test_choose_splits_fills_an_h200(batch, kv_heads, length, splits):
 @given(
     groups=st.integers(1, 600), length=st.integers(1, 200_000), sms=st.sampled_from([40, 108, 132])
 )
-def test_choose_splits_makes_whole_tiles_and_two_waves_at_most(groups, length, sms):
+def test_choose_splits_makes_whole_tiles(groups, length, sms):
     splits = decode.choose_splits(groups, 1, length, sms)
-    assert groups * splits <= max(groups, 2 * sms)
+    tiles = -(-length // 128)
+    assert 1 <= splits <= min(tiles, _splits.MOST_SPLITS)
     assert _split_launch.used_splits(length, splits, 128) == splits  # none is empty
+
+
+@given(groups=st.integers(1, 600), tiles=st.integers(1, 600), sms=st.sampled_from([40, 108, 132]))
+def test_no_other_number_of_splits_ends_sooner(groups, tiles, sms):
+    """Waves × (tiles of the longest split + 2), as the text says; ties go to fewer splits."""
+
+    def time(splits):
+        return math.ceil(groups * splits / sms) * (math.ceil(tiles / splits) + 2)
+
+    best = _splits.splits_for(groups, tiles, sms)
+    others = range(1, min(tiles, _splits.MOST_SPLITS) + 1)
+    assert all(time(best) < time(n) or (time(best) == time(n) and best <= n) for n in others)
 
 
 # --- counted -------------------------------------------------------------------------------

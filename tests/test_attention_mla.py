@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from synthetic_decode import edited, paged
 
 from kernelbook import backend, checks, compiled, meter
-from kernelbook.kernels import _partials, _split_launch
+from kernelbook.kernels import _partials, _split_launch, _splits
 from kernelbook.kernels import attention_mla as mla
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -221,8 +221,8 @@ def test_meter_equals_work(heads, lengths, dtype, int8, page, parts, monkeypatch
 
 @given(programs=st.integers(1, 300), tiles=st.integers(0, 500), slots=st.integers(1, 140))
 def test_splits_are_never_more_than_tiles(programs, tiles, slots):
-    parts = _partials.splits_for(programs, tiles, slots)
-    assert 1 <= parts <= max(1, min(tiles, _partials.MOST_SPLITS))
+    parts = _splits.splits_for(programs, tiles, slots)
+    assert 1 <= parts <= max(1, min(tiles, _splits.MOST_SPLITS))
     if programs >= slots * 8:
         assert parts <= 8  # there is enough to do without cutting much
 

@@ -192,7 +192,9 @@ def test_meter_equals_work(lengths, heads, kv_heads, head_dim, page, dtype, spli
     counts = meter.count(paged.attention_paged, q, k, v, table, int32(lengths), splits=splits)
     work = paged.work(len(lengths), heads, kv_heads, lengths, head_dim, dtype, page)
     group = heads // kv_heads
-    price = decode.merge_work(kv_heads, group, lengths, head_dim, splits, decode.tile_of(q, k))
+    price = decode.merge_work(
+        kv_heads, group, lengths, head_dim, splits, decode.tile_of(q, k, page)
+    )
     again = 4 * len(lengths) * (counts.launches - 1)  # the merge reads the lengths, too
     assert (counts.read, counts.written) == (work.read + price.read + again, (work + price).written)
     assert (

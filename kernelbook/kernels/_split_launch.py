@@ -9,6 +9,7 @@ import torch
 
 from kernelbook import backend
 from kernelbook.kernels._split_kv import merge_kernel, split_kv_kernel
+from kernelbook.kernels._splits import splits_for
 from kernelbook.work import Work
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -60,7 +61,7 @@ class Cache(NamedTuple):
 def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability, few: bool = False) -> Config:
     """Tiles for the rows of a group: K and V tiles of 32 KiB, as deep as shared memory goes.
 
-    few  fewer groups than SMs, so that each is split: tiles of 16 KiB waste less in short splits
+    few  fewer groups than SMs, so that each is split, or small pages: tiles of 16 KiB
     """
     width = max(16, power_of_two(head_dim))
     block_m = max(16, min(64, power_of_two(rows)))
@@ -69,7 +70,7 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability, few: bool = 
     if kv_dtype.itemsize == 1:
         if width != head_dim or width > 128:  # more registers for each token
             return Config(block_m, 64, 4, 3)
-        return Config(block_m, 64, 4, 4) if few else Config(block_m, 128, 4, 3)
+        return Config(block_m, 64 if few else 128, 4, 4)
     large = capability in ((8, 0), (9, 0), (10, 0))  # 163 to 227 KiB of shared memory; else 99
     row = width * kv_dtype.itemsize  # bytes
     if large and few:
@@ -81,30 +82,34 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability, few: bool = 
 
 
 def tile(
-    batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device
+    batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device, page=0
 ) -> Config:  # fmt: skip
-    """The tiles that a launch takes for these sizes."""
+    """The tiles that a launch takes for these sizes; pages below 128 tokens want small tiles."""
     rows = query_heads // kv_heads * queries
-    few = batch * kv_heads * cdiv(rows, 64) < backend.sms(device)
+    few = 0 < page < 128 or batch * kv_heads * cdiv(rows, 64) < backend.sms(device)
     return config(rows, head_dim, q_dtype, kv_dtype, backend.capability(device), few)
 
 
-@lru_cache(maxsize=4096)
 def choose_splits(batch: int, kv_heads: int, max_len: int, sms: int, tile: int = 128) -> int:
-    """Splits for each of batch × kv_heads groups: whole tiles, one or two waves of programs.
+    """Splits for each of batch × kv_heads groups: whole tiles, none of them empty.
 
-    Time goes as waves × tiles a program, so the least of that, with the fewest splits; more than 8
-    only with two tiles or more in each, since every split adds a partial result to merge.
+    `sms` are places for programs: as many as SMs, or a multiple where several share an SM.
     """
-    groups, tiles = max(1, batch * kv_heads), max(1, cdiv(max_len, tile))
-    most = max(1, min(tiles, 2 * sms // groups))
-    most = max(min(most, 8), min(most, tiles // 2))
-
-    def time(splits: int) -> int:
-        return cdiv(groups * splits, sms) * cdiv(tiles, splits)
-
-    splits = min(range(1, most + 1), key=time)
+    splits = splits_for(max(1, batch * kv_heads), max(1, cdiv(max_len, tile)), sms)
     return used_splits(max_len, splits, tile)
+
+
+def default_splits(
+    batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device, capacity, page=0
+) -> int:
+    """Splits that a launch takes for these sizes where its caller names none."""
+    chosen = tile(
+        batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device, page
+    )  # fmt: skip
+    m_tiles = cdiv(query_heads // kv_heads * queries, chosen.block_m)
+    # Small pages: a program waits for page numbers, and another one on the same SM fills the gaps.
+    places = backend.sms(device) * (2 if 0 < page < chosen.block_n else 1)
+    return choose_splits(batch * m_tiles, kv_heads, capacity, places, chosen.block_n)
 
 
 def used_splits(length: int, splits: int, tile: int) -> int:
@@ -262,12 +267,11 @@ def launch(
 
     rows = query_heads // kv_heads * queries
     sizes = (batch, query_heads, kv_heads, head_dim, queries, q.dtype, cache.k.dtype, device)
-    chosen = tile(*sizes)
+    chosen = tile(*sizes, cache.page)
     m_tiles = cdiv(rows, chosen.block_m)
     groups = batch * kv_heads * m_tiles
     if splits is None:
-        sms = backend.sms(device)
-        splits = choose_splits(batch * m_tiles, kv_heads, capacity, sms, chosen.block_n)
+        splits = default_splits(*sizes, capacity, cache.page)
     if splits > 1 and merge == "last" and groups > COUNTERS:
         raise ValueError(f"merge='last' takes up to {COUNTERS} groups, got {groups}: use 'kernel'")
 

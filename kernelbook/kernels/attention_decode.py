@@ -9,12 +9,13 @@ import torch
 
 from kernelbook import backend
 from kernelbook.kernels import _split_launch, attention_prefill
-from kernelbook.kernels._split_launch import Cache, choose_splits, merge_work, tile
+from kernelbook.kernels._split_launch import Cache, choose_splits, default_splits, merge_work, tile
 from kernelbook.work import Work
 
 __all__ = [
     "attention_decode",
     "choose_splits",
+    "default_splits",
     "merge_work",
     "reference",
     "tile",
@@ -53,11 +54,11 @@ def work(
     return Work(4 * query_heads * pairs * head_dim, out + kv + 4 * batch * ragged, out)
 
 
-def tile_of(q, k) -> int:
+def tile_of(q, k, page: int = 0) -> int:
     """Tokens of a tile that `attention_decode` takes for these tensors."""
     batch, query_heads, queries, head_dim = q.shape
     sizes = (batch, query_heads, k.shape[1], head_dim, queries, q.dtype, k.dtype, q.device)
-    return tile(*sizes).block_n
+    return tile(*sizes, page).block_n
 
 
 def attention_decode(

@@ -22,6 +22,7 @@ from kernelbook import backend
 from kernelbook.kernels import _partials, _split_launch
 from kernelbook.kernels._mla_pairs import stream_pairs
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
+from kernelbook.kernels._splits import splits_for
 from kernelbook.work import Work
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -96,7 +97,9 @@ class Config(NamedTuple):
     num_stages: int
 
 
-def config(heads: int, dtype: torch.dtype, quantized: bool, capability) -> Config:
+def config(
+    heads: int, dtype: torch.dtype, quantized: bool, capability, paged: bool = False
+) -> Config:
     """Tiles on a GPU: a tile of tokens is 72 KiB at 64, so shared memory decides."""
     if dtype == torch.float32 or capability < (8, 0):  # no tensor cores: registers limit
         return Config(16, 16, 8, 1)
@@ -104,7 +107,7 @@ def config(heads: int, dtype: torch.dtype, quantized: bool, capability) -> Confi
     most = 64 if hopper or capability == (8, 0) else 32
     block_m = max(16, min(most, triton.next_power_of_2(heads)))
     if block_m == 16:  # 16 rows of output are few registers: more tiles in flight
-        return Config(16, 64 if hopper else 32, 8 if quantized else 4, 3)
+        return Config(16, 64 if hopper else 32, 8 if quantized or paged else 4, 3)
     return Config(block_m, 64 if hopper and not quantized else 32, 8, 2)
 
 
@@ -112,7 +115,7 @@ def splits(batch: int, heads: int, capacity: int, tile: Config, device) -> int:
     """Parts for each sequence, by what it may grow to: the grid stays while lengths change."""
     programs = batch * triton.cdiv(heads, tile.block_m)
     sms = backend.sms(device)
-    return _partials.splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
+    return splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
 
 
 @triton.jit
@@ -275,7 +278,7 @@ def attention_mla(
     if out.numel() == 0:
         return (out, lse) if return_lse else out
     quantized = latent_scale is not None
-    tile = config(heads, q.dtype, quantized, backend.capability(q.device))
+    tile = config(heads, q.dtype, quantized, backend.capability(q.device), paged)
     blocks = triton.cdiv(heads, tile.block_m)
     parts = splits(batch, heads, capacity, tile, q.device)
     partial, partial_lse = None, None

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernelbook import backend
 from kernelbook.kernels import _partials, _split_launch
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
+from kernelbook.kernels._splits import splits_for
 from kernelbook.kernels.attention_prefill import DTYPES, padded
 from kernelbook.work import Work
 
@@ -98,7 +99,8 @@ def config(rows: int, head_dim: int, dtype: torch.dtype, capability) -> Config:
     if capability[0] in (9, 10) or capability == (8, 0):  # 163 KiB of shared memory, or more
         block_n = 128 if width <= 64 else 64 if width <= 128 else 32
         block_m = min(least, 128 if width <= 128 else 64)
-        return Config(block_m, block_n, 8 if block_m > 64 or width > 128 else 4, 3)
+        wide = block_m > 64 or width > 128
+        return Config(block_m, block_n, 8 if wide else 4, 3 if wide else 4)
     return Config(min(least, 64), 64 if width <= 64 else 32 if width <= 128 else 16, 4, 2)
 
 
@@ -106,7 +108,7 @@ def splits(groups: int, rows: int, capacity: int, tile: Config, device) -> int:
     """Parts for each sequence, by what it may grow to: the grid stays while lengths change."""
     sms = backend.sms(device)
     programs = groups * triton.cdiv(rows, tile.block_m)
-    return _partials.splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
+    return splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
 
 
 @triton.jit
