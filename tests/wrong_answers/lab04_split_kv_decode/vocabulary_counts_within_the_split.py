@@ -1,7 +1,7 @@
 """Counts the index from the start of the split.
 
 cell: lab04_task5
-points: 3
+points: 2
 says: Count from the start of the vocabulary
 """
 
