@@ -150,7 +150,8 @@ def tile_on(machine: str, batch: int, kv_heads: int) -> int:
     """Tokens of a tile that `attention_decode` takes on a machine."""
     one = MACHINES[machine]
     with backend.assume(sms=one.sms, capability=one.capability):
-        sizes = batch, GROUP * kv_heads, kv_heads, HEAD_DIM, 1, DTYPE, DTYPE
+        device = torch.device("cpu")  # whose capability and SMs are the assumed ones
+        sizes = batch, GROUP * kv_heads, kv_heads, HEAD_DIM, 1, DTYPE, DTYPE, device
         return attention_decode.tile(*sizes).block_n
 
 

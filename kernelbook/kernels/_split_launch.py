@@ -70,7 +70,7 @@ def config(rows: int, head_dim: int, q_dtype, kv_dtype, capability, few: bool = 
     if kv_dtype.itemsize == 1:
         if width != head_dim or width > 128:  # more registers for each token
             return Config(block_m, 64, 4, 3)
-        return Config(block_m, 64 if few else 128, 4, 4)
+        return Config(block_m, 128, 4, 3 if kv_dtype.is_floating_point else 4)
     large = capability in ((8, 0), (9, 0), (10, 0))  # 163 to 227 KiB of shared memory; else 99
     row = width * kv_dtype.itemsize  # bytes
     if large and few:
@@ -107,8 +107,10 @@ def default_splits(
         batch, query_heads, kv_heads, head_dim, queries, q_dtype, kv_dtype, device, page
     )  # fmt: skip
     m_tiles = cdiv(query_heads // kv_heads * queries, chosen.block_m)
-    # Small pages: a program waits for page numbers, and another one on the same SM fills the gaps.
-    places = backend.sms(device) * (2 if 0 < page < chosen.block_n else 1)
+    # A program waits for the numbers of small pages, or converts codes: a second one on the same SM
+    # fills the gaps.
+    shared = 0 < page < chosen.block_n or kv_dtype.itemsize == 1
+    places = backend.sms(device) * (2 if shared else 1)
     return choose_splits(batch * m_tiles, kv_heads, capacity, places, chosen.block_n)
 
 

@@ -109,9 +109,10 @@ def attention_cascade(
     k, v, lengths       each sequence's own KV behind the prefix, as in `attention_decode`; with
                         `block_table` as in `attention_paged`
 
-    Three launches: the batch against the prefix, each sequence against its suffix, the merge. Both
-    parts are rounded to q's dtype before they merge. Pays where B × P is long against the
-    suffixes; for one sequence, or a short prefix, it is two launches more than plain decode.
+    Three launches: the batch against the prefix, each sequence against its suffix, the merge; one
+    more for each of the two that is split. Both parts are rounded to q's dtype before they merge.
+    Pays where B × P is long against the suffixes; for one sequence, or a short prefix, it is two or
+    three launches more than plain decode.
 
     Returns out [B, Hq, 1, D]; with `return_lse` also the natural logarithm of each row's sum of
     exponentials, fp32 [B, Hq, 1]. Raises ValueError for other shapes, dtypes or devices.

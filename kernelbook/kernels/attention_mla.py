@@ -108,14 +108,16 @@ def config(
     block_m = max(16, min(most, triton.next_power_of_2(heads)))
     if block_m == 16:  # 16 rows of output are few registers: more tiles in flight
         return Config(16, 64 if hopper else 32, 8 if quantized or paged else 4, 3)
+    if block_m == 32 and hopper:  # two programs an SM, where int8 does not take their registers
+        return Config(32, 64, 8, 2) if quantized else Config(32, 32, 4, 3)
     return Config(block_m, 64 if hopper and not quantized else 32, 8, 2)
 
 
 def splits(batch: int, heads: int, capacity: int, tile: Config, device) -> int:
     """Parts for each sequence, by what it may grow to: the grid stays while lengths change."""
     programs = batch * triton.cdiv(heads, tile.block_m)
-    sms = backend.sms(device)
-    return splits_for(programs, triton.cdiv(capacity, tile.block_n), sms)
+    places = backend.sms(device) * (2 if tile == Config(32, 32, 4, 3) else 1)
+    return splits_for(programs, triton.cdiv(capacity, tile.block_n), places)
 
 
 @triton.jit
