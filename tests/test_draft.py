@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_caches import PAGED, QUANTIZED, SPLIT, made, small, tokens
+from synthetic_caches import PAGED, QUANTIZED, SHARED_PREFIX, SPLIT, made, small, tokens
 
 from kernelbook import backend, model
 from kernelbook.kernels import attention_paged, attention_tree
@@ -225,9 +225,20 @@ def test_a_cache_without_room_for_the_tree(llama):
         model.generate_drafted(llama, tokens(1, 7), 6, cache, size=8)
 
 
+@pytest.mark.parametrize("make", [QUANTIZED, SHARED_PREFIX, None])
+def test_a_cache_that_takes_no_trees_is_refused_before_it_is_read_into(llama, make):
+    cache = made(make, llama, 1, 40) if make else llama.new_cache(1, 40)
+    for refused in (
+        lambda: model.generate_drafted(llama, tokens(1, 7), 6, cache, size=8),
+        lambda: speculative.TreeView(cache, [draft.Tree([1])], 1),
+    ):
+        with pytest.raises(ValueError, match=f"PagedCache, got {type(cache).__name__}"):
+            refused()
+    assert llama(tokens(1, 7), cache=cache).shape[1] == 7  # nothing was written
+
+
 def test_codes_are_not_moved(llama):
     cache = made(QUANTIZED, llama, 1, 20)
-    view = speculative.TreeView(cache, [draft.Tree([1])], 1)
-    view.positions(1)
+    places = torch.zeros(1, 1, dtype=torch.long)
     with pytest.raises(NotImplementedError, match="SplitCache or PagedCache"):
-        view.keep([[0]])
+        cache.move(places, places)

@@ -24,6 +24,8 @@ class SplitCache(DeviceCache):
     attention  (q, k, v, lengths=, causal=, scale=): `attention_decode` or its `reference`
     """
 
+    takes_trees = True  # k and v are all there is: `speculative` may attend to them itself
+
     def __init__(
         self, config: LlamaConfig, batch, capacity, dtype, device, attention=attention_decode
     ):
@@ -110,6 +112,8 @@ class QuantizedCache(SplitCache):
     quantize   `kv_quantize` or its `reference`, (x, dtype) -> codes, scales
     """
 
+    takes_trees = False  # codes mean nothing without their scales
+
     def __init__(
         self, config: LlamaConfig, batch, capacity, dtype, device, attention=attention_quantized,
         quantize=kv_quantize, to: torch.dtype = torch.int8,
@@ -151,6 +155,8 @@ class SharedPrefixCache(SplitCache):
 
     attention  (q, prefix_k, prefix_v, k, v, lengths, scale=): `attention_cascade` or `reference`
     """
+
+    takes_trees = False  # the prefix lies elsewhere
 
     def __init__(
         self, config: LlamaConfig, batch, capacity, dtype, device, attention=attention_cascade

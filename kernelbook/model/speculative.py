@@ -19,6 +19,13 @@ from kernelbook.kernels.attention_tree import attention_tree, pack_ancestors
 from kernelbook.model.draft import Tree, lookup
 
 
+def check_cache(cache):
+    """ValueError for a cache of which `attention_tree` would not see all, or not the numbers."""
+    if not getattr(cache, "takes_trees", False):
+        got = type(cache).__name__
+        raise ValueError(f"a tree of drafts is verified on a SplitCache or PagedCache, got {got}")
+
+
 class TreeView:
     """A SplitCache or PagedCache during one verification; nodes are its next tokens.
 
@@ -26,9 +33,11 @@ class TreeView:
     sees the context, its ancestors and itself. `keep` then makes the accepted path the text.
 
     attention  `attention_tree` or its `reference`
+    Raises ValueError for a cache whose keys a tree cannot be verified on.
     """
 
     def __init__(self, cache, trees: list[Tree], size: int, attention=attention_tree):
+        check_cache(cache)
         device = cache.lengths.device
         parents = [tree.parents + [-1] * (size - len(tree.parents)) for tree in trees]
         depths = [tree.depths() + [0] * (size - len(tree.parents)) for tree in trees]
@@ -97,8 +106,9 @@ def generate_drafted(
     cache  an empty SplitCache or PagedCache for S + n + size tokens: a tree stands behind the text
     draft  (text, most) -> Tree of up to `most` nodes: `draft.lookup`, `draft.chain`
     size   nodes of a step's tree, up to 64; 1 is plain decode
-    Raises ValueError for a cache that is too small.
+    Raises ValueError for a cache that is too small, or of another kind.
     """
+    check_cache(cache)
     needed = tokens.shape[1] + n + size
     if cache.capacity < needed:
         raise ValueError(f"text and tree need a cache of {needed} tokens, got {cache.capacity}")
