@@ -6,7 +6,11 @@ matrix products as they are: no dequantized key or value exists anywhere.
     score_j = scale · k_scale_j · (q · code_j),   out = Σ_j (p_j · v_scale_j) code_j / Σ_j p_j
 
 fp8 becomes fp16 on the way (one instruction for two), int8 the queries' dtype. Contiguous or paged;
-kernels in `_split_kv`.
+kernels in `_split_kv`, and in `_byte_pairs` where two codes are read at a time.
+
+Half the bytes, but more instructions a byte: it is they that limit long batches. Tried on an H200
+and left out (64 × 8k, int8 281 µs, bf16 484): 8 warps with 128 registers 359, tiles of 256 tokens
+329, of 64 tokens with three programs an SM 314; reading code by code (1 × 8k: 18.1 against 13.5).
 """
 
 import torch

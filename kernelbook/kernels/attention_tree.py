@@ -4,6 +4,10 @@ Speculative decoding drafts a tree of tokens and lets the model verify all of th
 Each sees the whole committed context, which is read once for all, and of the tree only the path
 that leads to it: 64 bits a token say which. The context needs no mask; only the last tiles, where
 the tree's own keys lie behind the context's, look at the bits.
+
+At batch 1 it costs more than a decode step of one token (8k tokens of context, a tree of 16: 20.5
+against 14.8 µs on an H200), as each split leaves 16 times as many partial rows to write and merge.
+Tried and left out there: tiles of 128 keys 22.9, twice the splits 23.3.
 """
 
 import math
