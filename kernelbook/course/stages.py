@@ -16,6 +16,7 @@ BIN = Path(sys.executable).parent
 PARALLEL = ["-n", "2", "--dist", "loadscope"]
 MODULE = [sys.executable, "-m"]
 PYTEST = [*MODULE, "pytest", "-p", "no:cacheprovider"]
+CHAPTERS = "tests/test_chapter_*.py"  # faults in their kernels, which nbval must notice
 LABS = "tests/test_lab*.py tests/test_grad*.py tests/test_wrong*.py"
 BROWSER = ROOT / "tests" / "test_browser.py"
 BUDGET = {"set-up": 90, "unit": 240, "nbval": 180, "labs": 180, "browser": 120}
@@ -70,8 +71,8 @@ def chromium() -> str | None:
 
 def stages() -> list[Stage]:
     """What `make test` checks, in order."""
-    labs = files(LABS)
-    units = [name for name in files("tests/test_*.py") if name not in labs]
+    labs, chapters = files(LABS), files(CHAPTERS)
+    units = [name for name in files("tests/test_*.py") if name not in labs + chapters]
     units.remove(str(BROWSER.relative_to(ROOT)))
     nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout=300"]
     no_browser = None if chromium() else "no Chromium or Chrome found"
@@ -87,7 +88,7 @@ def stages() -> list[Stage]:
             ],
         ),
         Stage("unit", [[*PYTEST, *PARALLEL, *units]]),
-        Stage("nbval", [[*PYTEST, *PARALLEL, *nbval, "notebooks"]]),
+        Stage("nbval", [[*PYTEST, *PARALLEL, *nbval, "notebooks"], [*PYTEST, *PARALLEL, *chapters]]),
         Stage("labs", [[*PYTEST, *PARALLEL, *labs]] if labs else [], None if labs else "no labs"),
         Stage("pages", [[*MODULE, "kernelbook.course.pages"]]),
         Stage("browser", [[*PYTEST, str(BROWSER)]], no_browser),
