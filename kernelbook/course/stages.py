@@ -88,7 +88,9 @@ def stages() -> list[Stage]:
             ],
         ),
         Stage("unit", [[*PYTEST, *PARALLEL, *units]]),
-        Stage("nbval", [[*PYTEST, *PARALLEL, *nbval, "notebooks"], [*PYTEST, *PARALLEL, *chapters]]),
+        Stage(
+            "nbval", [[*PYTEST, *PARALLEL, *nbval, "notebooks"], [*PYTEST, *PARALLEL, *chapters]]
+        ),
         Stage("labs", [[*PYTEST, *PARALLEL, *labs]] if labs else [], None if labs else "no labs"),
         Stage("pages", [[*MODULE, "kernelbook.course.pages"]]),
         Stage("browser", [[*PYTEST, str(BROWSER)]], no_browser),
