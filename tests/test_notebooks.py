@@ -14,7 +14,13 @@ import synthetic
 from kernelbook.course import chapters, form, format, links
 
 CHAPTERS = chapters.find()
-MUST_EXIST = ("00_start_here", "02_naive_attention", "03_tiled_attention")
+MUST_EXIST = (
+    "00_start_here",
+    "02_naive_attention",
+    "03_tiled_attention",
+    "04_split_kv_decode",
+    "05_kv_layouts",
+)
 
 # --- the chapters --------------------------------------------------------------------------
 
