@@ -20,8 +20,8 @@ def explain(failure: BaseException) -> str:
     if isinstance(failure, NameError) and not lines:
         return f"{failure}: solve and run the cell above first"
     if isinstance(failure, AssertionError):
-        own = f"an assert of yours failed: {failure}".rstrip(": ") + where
-        return own if inside else str(failure) or "a check failed"
+        own = f"an assert of yours failed: {failure}".rstrip(": ")
+        return (own if inside else str(failure) or "a check failed") + where
     root = failure
     while root.__cause__ is not None:  # Triton's interpreter wraps what a kernel raises
         root = root.__cause__
