@@ -2,7 +2,7 @@
 
 cell: lab05_task2
 points: 0
-says: does the last, partial page count?
+says: full pages alone are read: the last, partial page counts too
 """
 
 import torch

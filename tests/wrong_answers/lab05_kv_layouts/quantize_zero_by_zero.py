@@ -2,7 +2,7 @@
 
 cell: lab05_task3
 points: 7
-says: a vector of zeros has the scale 1
+says: a vector of zeros gets the scale 1
 """
 
 import torch

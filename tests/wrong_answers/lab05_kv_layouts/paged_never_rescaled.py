@@ -1,8 +1,8 @@
-"""Loads what lies behind the end and hides its scores only.
+"""Never rescales the sum and the output when the largest score grows.
 
 cell: lab05_task2
-points: 8
-says: mask the loads of keys and of values, 0 * NaN is NaN
+points: 1
+says: are total and acc rescaled?
 """
 
 import torch
@@ -40,16 +40,15 @@ def paged_decode_kernel(
         at = (page * kv_heads + kv_head) * PAGE + place
         at = at[:, None] * 64 + column[None, :]
         inside = start + place < length
-        keys = tl.load(k + at, mask=place[:, None] >= 0, other=0.0)
-        values = tl.load(v + at, mask=place[:, None] >= 0, other=0.0)
+        keys = tl.load(k + at, mask=inside[:, None], other=0.0)
+        values = tl.load(v + at, mask=inside[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") / 8
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(largest, tl.max(scores, axis=1))
-        rescale = tl.exp(largest - new)
         weights = tl.exp(scores - new[:, None])
-        total = total * rescale + tl.sum(weights, axis=1)
+        total = total + tl.sum(weights, axis=1)
         weighted = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        acc = acc * rescale[:, None] + weighted
+        acc = acc + weighted
         largest = new
     tl.store(out + q_at, acc / total[:, None], mask=row[:, None] < group)
 

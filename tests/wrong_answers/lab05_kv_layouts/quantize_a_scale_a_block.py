@@ -1,8 +1,8 @@
-"""Cuts the fraction off instead of rounding.
+"""One scale for all vectors of a program.
 
 cell: lab05_task3
 points: 0
-says: the fraction was cut off: round to the nearest integer
+says: the 16 vectors of a block share a scale
 """
 
 import torch
@@ -15,9 +15,10 @@ def quantize_kernel(x, codes, scale, rows, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * 64 + tl.arange(0, 64)[None, :]
     values = tl.load(x + at, mask=row[:, None] < rows, other=0.0).to(tl.float32)
-    factor = tl.max(tl.abs(values), axis=1) / 127
+    largest = tl.max(tl.max(tl.abs(values), axis=1), axis=0)
+    factor = tl.zeros([ROWS], tl.float32) + largest / 127
     factor = tl.where(factor == 0, 1.0, factor)
-    nearest = values / factor[:, None]
+    nearest = tl.floor(values / factor[:, None] + 0.5)
     tl.store(codes + at, nearest.to(tl.int8), mask=row[:, None] < rows)
     tl.store(scale + row, factor, mask=row < rows)
 

@@ -1,8 +1,8 @@
-"""Writes dequantized pages by a kernel of its own first, and decodes over these.
+"""Masks the loads and leaves the scores behind the end at 0.
 
-cell: lab05_task5
-points: 4
-says: expected 1 launch, got 3: dequantize_kernel, dequantize_kernel, pages_kernel
+cell: lab05_task2
+points: 0
+says: keys behind the end score 0 here: their score has to be -inf
 """
 
 import torch
@@ -11,15 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def dequantize_kernel(codes, scale, out, ROWS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = row[:, None] * 64 + tl.arange(0, 64)[None, :]
-    numbers = tl.load(codes + at).to(tl.float32) * tl.load(scale + row)[:, None]
-    tl.store(out + at, numbers.to(out.dtype.element_ty))
-
-
-@triton.jit
-def pages_kernel(
+def paged_decode_kernel(
     q,
     k,
     v,
@@ -51,7 +43,6 @@ def pages_kernel(
         keys = tl.load(k + at, mask=inside[:, None], other=0.0)
         values = tl.load(v + at, mask=inside[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") / 8
-        scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(largest, tl.max(scores, axis=1))
         rescale = tl.exp(largest - new)
         weights = tl.exp(scores - new[:, None])
@@ -62,23 +53,13 @@ def pages_kernel(
     tl.store(out + q_at, acc / total[:, None], mask=row[:, None] < group)
 
 
-def decode_pages(q, k_pages, v_pages, table, lengths):
+def paged_decode(q, k_pages, v_pages, table, lengths):
     """Decode through a block table; k_pages and v_pages [pool, kv_heads, page_size, 64]."""
     batch, heads, _ = q.shape
     _, kv_heads, page_size, _ = k_pages.shape
     out = torch.empty_like(q)
-    pages_kernel[(kv_heads, batch)](
+    paged_decode_kernel[(kv_heads, batch)](
         q, k_pages, v_pages, table, lengths, out, heads, kv_heads, table.shape[1],
         PAGE=page_size, BLOCK_M=16,
     )  # fmt: skip
     return out
-
-
-def paged_quantized_decode(q, k_pages, v_pages, k_scale, v_scale, table, lengths):
-    """Decode over int8 pages [pool, kv_heads, page_size, 64], dequantized beforehand."""
-    wide = []
-    for codes, scale in ((k_pages, k_scale), (v_pages, v_scale)):
-        out = torch.empty(codes.shape, dtype=q.dtype, device=q.device)
-        dequantize_kernel[(scale.numel() // 16,)](codes, scale, out, ROWS=16)
-        wide.append(out)
-    return decode_pages(q, *wide, table, lengths)

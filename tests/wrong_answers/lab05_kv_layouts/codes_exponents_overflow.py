@@ -1,8 +1,8 @@
-"""Converts weights to the dtype of the codes.
+"""Takes exp of the scores as they are, without their maximum.
 
 cell: lab05_task4
-points: 0
-says: weights are below 1: converted to int8, they become 0
+points: 9
+says: exp(500) overflows: subtract the largest score so far before exp
 """
 
 import torch
@@ -22,7 +22,6 @@ def quantized_decode_kernel(
     q_at = (sequence * heads + kv_head * group + row)[:, None] * 64 + column[None, :]
     queries = tl.load(q + q_at, mask=row[:, None] < group, other=0.0)
     length = tl.load(lengths + sequence)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     for start in range(0, length, BLOCK_N):
@@ -36,14 +35,11 @@ def quantized_decode_kernel(
         value_scale = tl.load(v_scale + vector, mask=inside, other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * key_scale[None, :] / 8
         scores = tl.where(inside[None, :], scores, float("-inf"))
-        new = tl.maximum(largest, tl.max(scores, axis=1))
-        rescale = tl.exp(largest - new)
-        weights = tl.exp(scores - new[:, None])
-        total = total * rescale + tl.sum(weights, axis=1)
+        weights = tl.exp(scores)
+        total = total + tl.sum(weights, axis=1)
         weights = weights * value_scale[None, :]
-        weighted = tl.dot(weights.to(tl.int8).to(values.dtype), values, input_precision="ieee")
-        acc = acc * rescale[:, None] + weighted
-        largest = new
+        weighted = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        acc = acc + weighted
     tl.store(out + q_at, acc / total[:, None], mask=row[:, None] < group)
 
 

@@ -1,8 +1,8 @@
-"""Loads the numbers again after the largest is known.
+"""Adds a half and cuts the fraction off, which is wrong below 0.
 
 cell: lab05_task3
-points: 8
-says: each element is read 2 times
+points: 0
+says: tl.floor is missing
 """
 
 import torch
@@ -17,8 +17,7 @@ def quantize_kernel(x, codes, scale, rows, ROWS: tl.constexpr):
     values = tl.load(x + at, mask=row[:, None] < rows, other=0.0).to(tl.float32)
     factor = tl.max(tl.abs(values), axis=1) / 127
     factor = tl.where(factor == 0, 1.0, factor)
-    values = tl.load(x + at, mask=row[:, None] < rows, other=0.0).to(tl.float32)
-    nearest = tl.floor(values / factor[:, None] + 0.5)
+    nearest = values / factor[:, None] + 0.5
     tl.store(codes + at, nearest.to(tl.int8), mask=row[:, None] < rows)
     tl.store(scale + row, factor, mask=row < rows)
 

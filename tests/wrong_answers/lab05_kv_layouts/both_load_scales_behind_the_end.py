@@ -1,8 +1,8 @@
-"""Takes the scale of a head's first token for all of them.
+"""Loads the scales of keys to the end of the last page.
 
-cell: lab05_task4
-points: 0
-says: Is a scale that of its own token and head?
+cell: lab05_task5
+points: 6
+says: Scales behind the sequence's end are loaded: 152 bytes
 """
 
 import torch
@@ -11,9 +11,9 @@ import triton.language as tl
 
 
 @triton.jit
-def quantized_decode_kernel(
-    q, k, v, k_scale, v_scale, lengths, out, heads, kv_heads, capacity,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+def paged_quantized_decode_kernel(
+    q, k, v, k_scale, v_scale, table, lengths, out, heads, kv_heads, entries,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     kv_head, sequence = tl.program_id(0), tl.program_id(1)
     group = heads // kv_heads
@@ -25,15 +25,16 @@ def quantized_decode_kernel(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
-    for start in range(0, length, BLOCK_N):
-        token = start + tl.arange(0, BLOCK_N)
-        inside = token < length
-        vector = (sequence * kv_heads + kv_head) * capacity + token
+    for start in range(0, length, PAGE):
+        place = tl.arange(0, PAGE)
+        page = tl.load(table + sequence * entries + start // PAGE).to(tl.int64)
+        vector = (page * kv_heads + kv_head) * PAGE + place
         at = vector[:, None] * 64 + column[None, :]
+        inside = start + place < length
         keys = tl.load(k + at, mask=inside[:, None], other=0).to(queries.dtype)
         values = tl.load(v + at, mask=inside[:, None], other=0).to(queries.dtype)
-        key_scale = tl.load(k_scale + vector - token, mask=inside, other=0.0)
-        value_scale = tl.load(v_scale + vector - token, mask=inside, other=0.0)
+        key_scale = tl.load(k_scale + vector)
+        value_scale = tl.load(v_scale + vector, mask=inside, other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * key_scale[None, :] / 8
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new = tl.maximum(largest, tl.max(scores, axis=1))
@@ -47,12 +48,13 @@ def quantized_decode_kernel(
     tl.store(out + q_at, acc / total[:, None], mask=row[:, None] < group)
 
 
-def quantized_decode(q, k, v, k_scale, v_scale, lengths):
-    """Decode over int8 k and v [batch, kv_heads, capacity, 64], dequantized in registers."""
+def paged_quantized_decode(q, k_pages, v_pages, k_scale, v_scale, table, lengths):
+    """Decode over int8 pages [pool, kv_heads, page_size, 64], scales without the 64."""
     batch, heads, _ = q.shape
-    _, kv_heads, capacity, _ = k.shape
+    _, kv_heads, page_size, _ = k_pages.shape
     out = torch.empty_like(q)
-    quantized_decode_kernel[(kv_heads, batch)](
-        q, k, v, k_scale, v_scale, lengths, out, heads, kv_heads, capacity, BLOCK_M=16, BLOCK_N=32
-    )
+    paged_quantized_decode_kernel[(kv_heads, batch)](
+        q, k_pages, v_pages, k_scale, v_scale, table, lengths, out, heads, kv_heads, table.shape[1],
+        PAGE=page_size, BLOCK_M=16,
+    )  # fmt: skip
     return out
