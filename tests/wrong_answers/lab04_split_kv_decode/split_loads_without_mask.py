@@ -1,7 +1,7 @@
 """Masks the scores, but not the loads of keys and values.
 
 cell: lab04_task2
-points: 5
+points: 4
 says: is the mask missing?
 error: AccessError
 """

@@ -2,7 +2,7 @@
 
 cell: lab04_task2
 points: 10
-says: a program serves all query heads of a KV head, not one of them
+says: a program for each query head; one serves all query heads of its KV head
 """
 
 import torch

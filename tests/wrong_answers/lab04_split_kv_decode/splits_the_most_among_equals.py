@@ -2,7 +2,7 @@
 
 cell: lab04_task4
 points: 4
-says: 8 splits take as long, and have fewer partial results
+says: more splits than needed: 8 take as long
 """
 
 import triton

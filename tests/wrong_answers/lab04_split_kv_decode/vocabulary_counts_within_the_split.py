@@ -2,7 +2,7 @@
 
 cell: lab04_task5
 points: 2
-says: Count from the start of the vocabulary
+says: Count tokens from the start of the vocabulary
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 cell: lab04_task5
 points: 1
-says: take the index of the split that has the maximum
+says: take the token stored by the split that has the maximum
 """
 
 import torch

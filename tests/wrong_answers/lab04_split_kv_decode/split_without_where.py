@@ -1,8 +1,8 @@
-"""Attends to the whole buffer, not to the tokens that a sequence has.
+"""Loads 0 behind the end of a split, and counts these scores of 0.
 
 cell: lab04_task2
-points: 7
-says: hold leftovers
+points: 4
+says: keys behind the end score 0 here
 """
 
 import torch
@@ -16,7 +16,7 @@ def split_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = capacity
+    length = tl.load(lengths + sequence)
     each = tl.cdiv(tl.cdiv(length, BLOCK_N), splits) * BLOCK_N
     begin = split * each
     end = tl.minimum(begin + each, length)
@@ -37,7 +37,6 @@ def split_kernel(
             keys = tl.load(k + kv_at, mask=key[:, None] < end, other=0.0)
             values = tl.load(v + kv_at, mask=key[:, None] < end, other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") / 8
-            scores = tl.where(key[None, :] < end, scores, float("-inf"))
             new = tl.maximum(largest, tl.max(scores, axis=1))
             rescale = tl.exp(largest - new)
             weights = tl.exp(scores - new[:, None])

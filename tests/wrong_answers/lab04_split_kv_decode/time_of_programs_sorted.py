@@ -1,8 +1,8 @@
-"""Always takes 8 splits.
+"""Starts the longest programs first.
 
 cell: lab04_task4
 points: 3
-says: 8 splits take 70, 16 take 39
+says: another order of the programs
 """
 
 import triton
@@ -15,9 +15,10 @@ def launch_time(lengths, kv_heads, splits, sms):
         tiles = triton.cdiv(length, 64)
         each = triton.cdiv(tiles, splits)
         times += [2 + min(each, tiles - first) for first in range(0, tiles, each)] * kv_heads
-    return finish(times, sms) + (4 + splits // 16 if splits > 1 else 0)  # noqa: F821 (the lab gives it)
+    return finish(sorted(times, reverse=True), sms) + (4 + splits // 16 if splits > 1 else 0)  # noqa: F821 (the lab gives it)
 
 
 def choose_splits(lengths, kv_heads, sms):
     """The fewest splits among those that take the least time."""
-    return 8
+    most = min(128, triton.cdiv(max(lengths), 64))
+    return min(range(1, most + 1), key=lambda splits: launch_time(lengths, kv_heads, splits, sms))

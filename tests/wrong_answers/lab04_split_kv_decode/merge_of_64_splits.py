@@ -1,8 +1,8 @@
-"""Takes exp of the log-sum-exps as they are.
+"""Merges the first 64 splits, and no more.
 
 cell: lab04_task3
 points: 7
-says: subtract the largest log-sum-exp of the row before exp
+says: Are all 130 splits merged?
 """
 
 import torch
@@ -17,7 +17,9 @@ def merge_kernel(partial, lse, out, splits, SPLITS: tl.constexpr):
     column = tl.arange(0, 64)
     place = row * splits + split
     log = tl.load(lse + place, mask=split < splits, other=float("-inf"))
-    weights = tl.exp(log)
+    top = tl.max(log, axis=0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    weights = tl.exp(log - base)
     results = tl.load(
         partial + place[:, None] * 64 + column[None, :],
         mask=(log > float("-inf"))[:, None],
@@ -32,5 +34,5 @@ def merge(out, lse):
     """Partial results out [batch, heads, splits, 64] and lse -> [batch, heads, 64]."""
     batch, heads, splits = lse.shape
     merged = torch.empty(batch, heads, 64, dtype=torch.float32, device=out.device)
-    merge_kernel[(batch * heads,)](out, lse, merged, splits, SPLITS=triton.next_power_of_2(splits))
+    merge_kernel[(batch * heads,)](out, lse, merged, splits, SPLITS=64)
     return merged

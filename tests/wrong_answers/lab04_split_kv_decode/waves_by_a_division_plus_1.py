@@ -1,21 +1,19 @@
-"""Lets each query head ask for keys and values, split or not.
+"""Adds a wave to whole waves: 132 programs on 132 SMs take 2.
 
 cell: lab04_task1
-points: 5
-says: one program serves the group: each key and value is asked for once
+points: 4
+says: 132 programs fill 132 SMs exactly once
 """
-
-import triton
 
 
 def by_head(batch, heads, kv_heads, length, sms):
     """(programs, waves, bytes of keys and values asked for) of one program a query head."""
     programs = batch * heads
-    return programs, triton.cdiv(programs, sms), programs * length * 2 * 64 * 2
+    return programs, programs // sms + 1, programs * length * 2 * 64 * 2
 
 
 def by_split(batch, heads, kv_heads, length, splits, sms):
     """(programs, waves, bytes of keys and values asked for, bytes of partial results moved)."""
     programs = batch * kv_heads * splits
     partial = batch * heads * splits * (64 + 1) * 4
-    return programs, triton.cdiv(programs, sms), batch * heads * length * 2 * 64 * 2, 2 * partial
+    return programs, programs // sms + 1, batch * kv_heads * length * 2 * 64 * 2, 2 * partial

@@ -1,8 +1,8 @@
-"""Adds up the splits' log-sum-exps.
+"""Fills the partial results before the kernel writes them.
 
 cell: lab04_task5
-points: 1
-says: merges as in task 3
+points: 8
+says: PyTorch fills memory before your kernels do
 """
 
 import torch
@@ -54,14 +54,15 @@ def vocabulary_merge_kernel(
     log = tl.load(part_lse + place, mask=split < splits, other=float("-inf"))
     winner = tl.argmax(largest, axis=0)
     tl.store(ids + row, tl.load(part_best + row * splits + winner))
-    tl.store(lse + row, tl.sum(tl.where(log > float("-inf"), log, 0.0), axis=0))
+    top = tl.max(log, axis=0)
+    tl.store(lse + row, top + tl.log(tl.sum(tl.exp(log - top), axis=0)))
 
 
 def next_token(hidden, weight, splits):
     """hidden [rows, 64], weight [vocabulary, 64] -> (ids int64 [rows], lse fp32 [rows])."""
     rows, vocabulary = hidden.shape[0], weight.shape[0]
-    largest = torch.empty(rows, splits, dtype=torch.float32, device=hidden.device)
-    partial_lse = torch.empty_like(largest)
+    largest = torch.full((rows, splits), float("-inf"), device=hidden.device)
+    partial_lse = torch.zeros_like(largest)
     best = torch.empty(rows, splits, dtype=torch.int32, device=hidden.device)
     vocabulary_kernel[(splits,)](
         hidden, weight, largest, partial_lse, best, rows, vocabulary, splits, BLOCK_M=16, BLOCK_N=64

@@ -1,8 +1,8 @@
-"""Cuts the keys evenly, so that splits begin within a tile.
+"""Adds the largest score and a logarithm to base 2.
 
 cell: lab04_task2
-points: 6
-says: Does a split hold whole tiles of 64 keys?
+points: 0
+says: largest + log2(total); lse is a natural logarithm
 """
 
 import torch
@@ -17,7 +17,7 @@ def split_kernel(
 ):  # fmt: skip
     split, kv_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
-    each = tl.cdiv(length, splits)
+    each = tl.cdiv(tl.cdiv(length, BLOCK_N), splits) * BLOCK_N
     begin = split * each
     end = tl.minimum(begin + each, length)
     row = tl.arange(0, BLOCK_M)
@@ -47,7 +47,7 @@ def split_kernel(
             largest = new
         out_at = place[:, None] * 64 + column[None, :]
         tl.store(out + out_at, acc / total[:, None], mask=mine[:, None])
-        tl.store(lse + place, largest + tl.log(total), mask=mine)
+        tl.store(lse + place, largest + tl.log2(total), mask=mine)
     else:
         tl.store(lse + place, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=mine)
 

@@ -1,8 +1,8 @@
-"""Reads the lengths on the CPU's side, to launch no empty split.
+"""Loads all keys that the buffer has, and masks their values and scores alone.
 
 cell: lab04_task2
-points: 0
-says: the data must stay on the device
+points: 11
+says: beyond the end of its split
 """
 
 import torch
@@ -34,7 +34,7 @@ def split_kernel(
         for start in range(begin, end, BLOCK_N):
             key = start + tl.arange(0, BLOCK_N)
             kv_at = (first + key)[:, None] * 64 + column[None, :]
-            keys = tl.load(k + kv_at, mask=key[:, None] < end, other=0.0)
+            keys = tl.load(k + kv_at, mask=key[:, None] < capacity, other=0.0)
             values = tl.load(v + kv_at, mask=key[:, None] < end, other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") / 8
             scores = tl.where(key[None, :] < end, scores, float("-inf"))
@@ -55,7 +55,6 @@ def split_kernel(
 def attend_to_split(q, k, v, lengths, splits):
     """Partial results out [batch, heads, splits, 64] and lse [batch, heads, splits], fp32."""
     batch, heads, _ = q.shape
-    assert max(lengths.tolist()) <= k.shape[2]
     _, kv_heads, capacity, _ = k.shape
     out = torch.empty(batch, heads, splits, 64, dtype=torch.float32, device=q.device)
     lse = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
