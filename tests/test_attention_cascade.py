@@ -120,7 +120,7 @@ ok = dict(zip(names, inputs((4, 2), 6, [3, 5], 16), strict=True))
         ({"prefix_k": ok["prefix_k"][:, :0], "prefix_v": ok["prefix_v"][:, :0]}, "no token"),
         ({"k": ok["k"][:, :1], "v": ok["v"][:, :1]}, "agree in KV heads"),
         ({"lengths": ok["lengths"] + 1000}, "lengths must be"),
-        ({"prefix_k": ok["prefix_k"].half()}, "dtype"),
+        ({"prefix_k": ok["prefix_k"].half()}, "all be fp16, bf16 or fp32"),
         ({"q": ok["q"].to("meta")}, "one device"),
     ],
 )

@@ -210,7 +210,7 @@ ok = inputs(2, 4, 2, 9, 16)
         (lambda q, k, v: (q[:1], k, v), {}, "agree in batch"),
         (lambda q, k, v: (q[:, :3], k, v), {}, "multiple of KV heads, got 3 and 2"),
         (lambda q, k, v: (q[..., :4], k[..., :4], v[..., :4]), {}, "from 8 to 256, got 4"),
-        (lambda q, k, v: (q.half(), k, v), {}, "of one dtype"),
+        (lambda q, k, v: (q.half(), k, v), {}, "all be fp16, bf16 or fp32"),
         (lambda *qkv: [x.double() for x in qkv], {}, "fp16, bf16 or fp32"),
         (lambda q, k, v: (q.to("meta"), k, v), {}, "one device"),
         (lambda q, k, v: (q, k[:, :, :0], v[:, :, :0]), {}, "hold no token"),

@@ -160,7 +160,7 @@ ok = inputs([20, 40], 4, 2, 16, 16)
         (lambda *qkvt: qkvt, [0, 40], "from 1 to 64"),
         (lambda *qkvt: qkvt, None, "lengths"),
         (lambda q, k, v, t: (q, k[:, :, :4], v[:, :, :4], t), [4, 4], "8 to 256 tokens, got 4"),
-        (lambda q, k, v, t: (q.half(), k, v, t), [20, 40], "of one dtype"),
+        (lambda q, k, v, t: (q.half(), k, v, t), [20, 40], "all be fp16, bf16 or fp32"),
         (lambda q, k, v, t: (q, k.to("meta"), v, t), [20, 40], "one device"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

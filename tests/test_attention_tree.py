@@ -142,7 +142,7 @@ ok = dict(zip(names, inputs((4, 2), [3, 5], 4, 9, 16), strict=True))
         ({"q": ok["q"][0]}, "q must be"),
         ({"k": ok["k"][:1], "v": ok["v"][:1]}, "agree in batch"),
         ({"q": ok["q"][:, :3]}, "multiple of KV heads, got 3 and 2"),
-        ({"q": ok["q"].repeat(1, 1, 17, 1)}, "1 to 64 tree tokens"),
+        ({"q": ok["q"].repeat(1, 1, 17, 1)}, "a tree has 1 to 64 tokens"),
         ({"q": ok["q"].half()}, "must all be fp16, bf16 or fp32"),
         ({"scale": -1.0}, "scale must be positive"),
         ({"lengths": ok["lengths"] + 1}, "lengths must be from 0 to 5"),

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from kernelbook import backend
+from kernelbook.kernels._attention_inputs import DTYPES, check_dtypes, check_scale, check_shapes
 from kernelbook.kernels._split_kv import merge_kernel, split_kv_kernel
 from kernelbook.kernels._splits import splits_for
 from kernelbook.work import Work
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MERGES = ("last", "kernel")
 COUNTERS = 8192  # groups that one launch may have where the last arriver merges
 MERGED_AT_ONCE = 8192  # fp32 elements of partial results that a merging program holds
@@ -173,24 +173,12 @@ def device_lengths(lengths, batch: int, capacity: int, queries: int, causal: boo
 
 def check(q, cache: Cache, scale: float, merge: str, splits) -> None:
     """Raise ValueError for shapes, dtypes, devices or options that do not fit."""
-    k, v = cache.k, cache.v
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.ndim != 4 or k.ndim != 4 or v.shape != k.shape:
-        raise ValueError(f"q must be [B, Hq, Sq, D], k and v both 4-dimensional, got {shapes}")
-    if q.shape[3] != k.shape[3] or (cache.table is None and q.shape[0] != k.shape[0]):
-        raise ValueError(f"q, k and v must agree in batch and head dimension, got {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"query heads must be a multiple of KV heads, got {q.shape[1]} and {k.shape[1]}"
-        )
-    if not 8 <= q.shape[3] <= 256:
-        raise ValueError(f"head dimension must be from 8 to 256, got {q.shape[3]}")
-    if q.dtype not in DTYPES:
+    check_shapes(q, cache.k, cache.v, pool=cache.table is not None)
+    if cache.k_scale is None:
+        check_dtypes(q, cache.k, cache.v)
+    elif q.dtype not in DTYPES:
         raise ValueError(f"q must be fp16, bf16 or fp32, got {q.dtype}")
-    if cache.k_scale is None and not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v must be of one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
+    check_scale(scale)
     if merge not in MERGES:
         raise ValueError(f'merge must be "last" or "kernel", got {merge!r}')
     if splits is not None and not 1 <= splits <= 512:

@@ -26,12 +26,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelbook import backend
 from kernelbook.kernels import _partials, _split_launch
+from kernelbook.kernels._attention_inputs import DTYPES, check_scale
 from kernelbook.kernels._mla_pairs import stream_pairs
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
 from kernelbook.kernels._splits import splits_for
 from kernelbook.work import Work
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SCALE = (128 + 64) ** -0.5  # of the head dimension before absorption
 
 
@@ -243,8 +243,7 @@ def _check(q, latent, rope, lengths, scale, latent_scale, block_table):
         raise ValueError(f"latent_scale must be fp32 {tuple(latent.shape[:2])}, got {got}")
     if any(x.stride(-1) != 1 for x in (q, latent, rope)):
         raise ValueError("rows of q, latent and rope must be contiguous (last stride 1)")
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
+    check_scale(scale)
     backend.same_device(
         q=q, latent=latent, rope=rope, lengths=lengths, latent_scale=latent_scale,
         block_table=block_table,

@@ -15,8 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernelbook import backend
-from kernelbook.kernels._attention_inputs import DTYPES as DTYPES
-from kernelbook.kernels._attention_inputs import check_qkv
+from kernelbook.kernels._attention_inputs import check_qkv, check_scale
 from kernelbook.work import Work
 
 
@@ -259,9 +258,8 @@ def attention_prefill(q, k, v, causal=False, scale=None, return_lse=False):
     Source: Dao et al., FlashAttention (2022) and FlashAttention-2 (2023).
     """
     check_qkv(q, k, v)
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    check_scale(scale)
     batch, query_heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -20,9 +20,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelbook import backend
 from kernelbook.kernels import _partials, _split_launch
+from kernelbook.kernels._attention_inputs import check_dtypes, check_scale, check_shapes
 from kernelbook.kernels._partials import online_softmax, page_of, part_of, store_result, token_at
 from kernelbook.kernels._splits import splits_for
-from kernelbook.kernels.attention_prefill import DTYPES, padded
+from kernelbook.kernels.attention_prefill import padded
 from kernelbook.work import Work
 
 MOST_TOKENS = 64  # bits of an int64
@@ -209,27 +210,12 @@ def attention_tree_kernel(
 
 
 def _check(q, k, v, ancestors, lengths, scale, block_table):
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.ndim != 4 or k.ndim != 4 or v.shape != k.shape or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            "q must be [B, Hq, T, D], k and v both [B, Hkv, capacity, D] "
-            f"(with a block table [pages, Hkv, page size, D]), got {shapes}"
-        )
-    batch, query_heads, tokens, head_dim = q.shape
-    if block_table is None and batch != k.shape[0]:
-        raise ValueError(f"q and k must agree in batch, got {shapes}")
-    if k.shape[1] == 0 or query_heads % k.shape[1]:
-        raise ValueError(
-            f"query heads must be a multiple of KV heads, got {query_heads} and {k.shape[1]}"
-        )
-    if not 1 <= tokens <= MOST_TOKENS or not 8 <= head_dim <= 256:
-        raise ValueError(f"1 to 64 tree tokens and head dimension 8 to 256, got {shapes}")
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
-        raise ValueError(
-            f"q, k and v must all be fp16, bf16 or fp32, got {q.dtype}, {k.dtype}, {v.dtype}"
-        )
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
+    check_shapes(q, k, v, pool=block_table is not None)
+    batch, _, tokens, _ = q.shape
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"a tree has 1 to 64 tokens, got q {tuple(q.shape)}")
+    check_dtypes(q, k, v)
+    check_scale(scale)
     backend.same_device(
         q=q, k=k, v=v, ancestors=ancestors, lengths=lengths, block_table=block_table
     )  # fmt: skip
