@@ -65,6 +65,42 @@ def test_a_fault_in_the_solution_is_a_wrong_number_in_its_task(fault):
     assert "elements are wrong" in wrong or "expected" in wrong
 
 
+# Slips that students make: (task, what is there, what it becomes, what the test says of it).
+WHERE = 'scores = tl.where(inside[None, :], scores, float("-inf"))'
+ADDRESS = "Or is the address wrong? A token's vector"
+SLIPS = [
+    ("lab05_task1", "(1, 4) if", "(1, 0) if", "the scales are missing"),
+    ("lab05_task1", "shared // page_size", "-(-shared // page_size)", "fill in part is shared"),
+    ("lab05_task2", "(page * kv_heads", "(page * heads", ADDRESS),
+    ("lab05_task2", '"ieee") / 8', '"ieee")', "scores are not divided by 8"),
+    ("lab05_task2", WHERE, "pass", "keys behind the end score 0 here"),
+    ("lab05_task3", "tl.abs(values)", "values", "the largest is taken without tl.abs"),
+    ("lab05_task3", "triton.cdiv(rows, 16)", "rows // 16", "is the last, partial block launched"),
+    ("lab05_task4", WHERE, "pass", "keys behind the end score 0 here"),
+    ("lab05_task4", "* kv_heads + kv_head) *", "* heads + kv_head) *", ADDRESS),
+    ("lab05_task4", "[None, :] / 8", "[None, :]", "scores are not divided by 8"),
+    ("lab05_task4", "v_scale + vector", "k_scale + vector", "multiplied by the scale of the key"),
+    ("lab05_task5", WHERE, "pass", "keys behind the end score 0 here"),
+    ("lab05_task5", "v_scale + vector", "k_scale + vector", "multiplied by the scale of the key"),
+    (
+        "lab05_task5",
+        "0, length, PAGE",
+        "0, length // PAGE * PAGE, PAGE",
+        "the last, partial one counts",
+    ),
+]
+
+
+@pytest.mark.parametrize("cell, old, new, says", SLIPS)
+def test_a_slip_is_named(names, capsys, cell, old, new, says):
+    answer = lab_harness.plant(lab_harness.answers(LAB)[cell], old, new)
+    cells = {each.id.replace("-", "_"): each.source for each in lab_harness.notebook(LAB).cells}
+    for source in (answer, cells[f"{cell}_test"]):
+        lab_harness.execute(source, names)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert says in printed and "your kernel moves" not in printed
+
+
 # Right answers that are not the solution: the tests must not ask for its tiles or its style.
 SEVERAL_PAGES_A_TILE = [
     ("start in range(0, length, PAGE)", "start in range(0, length, 2 * PAGE)"),
