@@ -67,10 +67,12 @@ def write_csv(grades: list[Grade], path: Path) -> None:
 
 
 def _quiet(out: Path) -> None:
-    """nbgrader's own log goes to a file; the screen shows the bar and the result."""
-    log = logging.getLogger("traitlets")
-    log.handlers[:] = [logging.FileHandler(out / "nbgrader.log")]
-    log.propagate = False
+    """nbgrader's log and its database's warnings go to a file; the screen shows bar and result."""
+    logging.captureWarnings(True)
+    handler = logging.FileHandler(out / "nbgrader.log")
+    for log in map(logging.getLogger, ("traitlets", "py.warnings")):
+        log.handlers[:] = [handler]
+        log.propagate = False
 
 
 def environment(seed: str) -> dict[str, str]:
