@@ -4,10 +4,10 @@ Decode reads each key and value once for very few FLOPs: HBM is the ceiling, and
 is too few programs to reach it. The kernels are in `_split_kv`; here are the operator, its work and
 its reference.
 
-Tried on an H200 and left out (32 / 8 heads of 128, bf16, 1 × 8k tokens: 13.7 µs): merging in the
-last arriver 15.5, one program an SM that takes several splits 15.6, tiles of 128 tokens 14.7 and
-of 32 tokens 16 or more, twice the splits 14.4 to 14.8; without the first kernel's dependent launch
-14.4. Where groups fill the SMs by themselves, tiles of 128 tokens are 1% ahead.
+Slower on an H200 (32 / 8 heads of 128, bf16, 1 × 8k tokens, 13.7 µs): merging in the last arriver
+(15.5) and one program an SM that takes several splits (15.6). While the tiles were chosen, tiles of
+128 tokens took 5% longer there, and twice the splits 5%; where groups fill the SMs by themselves,
+tiles of 128 tokens are 1% ahead.
 """
 
 import torch

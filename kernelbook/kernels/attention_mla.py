@@ -9,11 +9,12 @@ into what follows, so heads share the cache and its rows are read once for all o
 A row of 576 numbers is no power of two: as one tile it would be padded to 1024, 1.8 times the
 registers and shared memory. It is two tiles, 512 and 64, and two products add up in one score.
 
-Tried on an H200 and left out. 16 heads, 64 × 8k tokens (155 µs): tiles of 32 tokens, 5 or 6 in
-flight: 264, on pages 190; 8 warps: 176, which on pages beats 4 warps (180 against 210). 128 heads,
-64 × 4k tokens (274 µs, 267 TFLOP/s): tiles of 32 tokens 314, 4 warps 400 and more, half of the
-output's columns a program 293 to 309. Triton gives both groups of four warps the whole product of
-scores, so the tensor cores do it twice; warp roles as in `attention_prefill_hopper` would not.
+Tried on an H200 while tiles were chosen, and left out. 16 heads, 64 × 8k tokens (156 µs): tiles of
+32 tokens with 5 or 6 stages 264, on pages 190; 8 warps 176, which on pages beats 4 warps (180
+against 210). 128 heads, 64 × 4k tokens (273 µs): tiles of 32 tokens 314, 4 warps 556, half of the
+output's columns a program 293. There the tensor cores reach a third of their rate: Triton gives
+both groups of four warps the whole product of scores, so they do it twice; warp roles as in
+`attention_prefill_hopper` would not.
 """
 
 import math

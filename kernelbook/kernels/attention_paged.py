@@ -6,9 +6,9 @@ table and the unused end of a sequence's last page; in return sequences grow wit
 and may share pages.
 
 Weakest at pages below 64 tokens, where the rows of a tile lie on several pages and each needs an
-address of its own: 0.83 to 0.97 of the contiguous kernel at pages of 16. Two programs an SM help
-(8 × 8k: 0.83 to 0.93). Tried on an H200 and left out there: 8 warps (0.70 to 0.94), tiles of 128
-tokens (0.77 to 0.92) and of 32 tokens (0.58 to 0.87).
+address of its own: 0.86 to 0.97 of the contiguous kernel's speed at pages of 16 (H200). Two
+programs an SM help. Tried there while tiles were chosen, and left out: 8 warps (0.70 to 0.94),
+tiles of 128 tokens (0.69 to 0.92) and of 32 tokens (0.58 to 0.87).
 """
 
 import torch

@@ -7,7 +7,8 @@ the tree's own keys lie behind the context's, look at the bits.
 
 At batch 1 it costs more than a decode step of one token (8k tokens of context, a tree of 16: 20.5
 against 14.8 µs on an H200), as each split leaves 16 times as many partial rows to write and merge.
-Tried and left out there: tiles of 128 keys 22.9, twice the splits 23.3.
+Tried there while tiles were chosen (20.8), and left out: tiles of 128 keys 22.9, twice the splits
+23.3.
 """
 
 import math
