@@ -51,6 +51,16 @@ def test_a_fault_in_the_solution_is_a_wrong_number_in_its_task(fault):
     assert "elements are wrong" in str(dict(task.failures)[part])
 
 
+def test_a_split_that_begins_where_its_sequence_ends_has_no_output_to_write():
+    answer = lab_harness.plant(
+        lab_harness.answers(LAB)["lab04_task2"], "if begin < end:", "if begin <= end:"
+    )
+    outcome = lab_harness.run(LAB, {"lab04_task2": answer})
+    assert outcome.errors == {} and set(outcome.lost) == {"lab04_task2_test"}
+    ((part, _),) = outcome.tasks["lab04_task2_test"].failures
+    assert part == "writes partial results once, and none for splits without keys"
+
+
 def test_right_answers_by_another_road_earn_everything():
     outcome = lab_harness.run(LAB, OTHER_ROADS)
     assert outcome.errors == {} and outcome.lost == {}, outcome.printed
